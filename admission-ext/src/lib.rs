@@ -1,0 +1,1 @@
+//! Scheduler extender: places shared pods beside legacy pods, card by card.

@@ -1,0 +1,1 @@
+//! Certificates for the webhook and the extender: CA, leafs, rotation, hot reload, caBundle.

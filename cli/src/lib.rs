@@ -1,0 +1,1 @@
+//! gpu-migrate, the command line of the migration.

@@ -1,0 +1,3 @@
+//! Placeholder until the library is there.
+
+fn main() {}

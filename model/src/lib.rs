@@ -1,0 +1,1 @@
+//! The vocabulary of gpu-migrate: resources, cards, ledger, topology, placement, custom resources. Pure.

@@ -1,0 +1,1 @@
+//! Control loops for GPUConfig and GPUMigration.

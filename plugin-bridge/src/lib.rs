@@ -1,0 +1,1 @@
+//! Node agent: one ledger, two device plugins, between the kubelet and the NVIDIA plugin.

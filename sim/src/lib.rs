@@ -1,0 +1,1 @@
+//! An embedded cluster for demo and fast tests, and trace replay for simulate.

@@ -1,0 +1,1 @@
+//! Mutating admission webhook: rewrites whole-card requests into shares, per project.
