@@ -1,1 +1,3 @@
 //! Scheduler extender: places shared pods beside legacy pods, card by card.
+
+pub mod wire;

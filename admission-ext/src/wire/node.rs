@@ -1,0 +1,126 @@
+//! The part of a Node that placement depends on.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::pod::{Everything, ExtendedResources};
+use super::text::{Picked, QuantityText, Text};
+
+/// A borrowed Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeView<'a> {
+    /// Identity.
+    #[serde(borrow)]
+    pub metadata: NodeMeta<'a>,
+    /// Capacity.
+    #[serde(borrow)]
+    pub status: NodeStatus<'a>,
+}
+
+/// Metadata of a Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeMeta<'a> {
+    /// Name.
+    #[serde(borrow)]
+    pub name: Text<'a>,
+    /// UID.
+    #[serde(borrow)]
+    pub uid: Text<'a>,
+    /// Version, for the watch.
+    #[serde(borrow)]
+    pub resource_version: Option<Text<'a>>,
+    /// Labels.
+    #[serde(borrow)]
+    pub labels: Picked<'a, Text<'a>, Everything>,
+    /// Annotations of ours.
+    #[serde(borrow)]
+    pub annotations: Picked<'a, Text<'a>, super::pod::OurAnnotations>,
+}
+
+/// Status of a Node: the extended resources only.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus<'a> {
+    /// What the node has.
+    #[serde(borrow)]
+    pub capacity: Picked<'a, QuantityText<'a>, ExtendedResources>,
+    /// What of it is offered.
+    #[serde(borrow)]
+    pub allocatable: Picked<'a, QuantityText<'a>, ExtendedResources>,
+}
+
+/// A node of a request, as text with its name.
+#[derive(Debug)]
+pub struct NodeItem<'a> {
+    /// Name.
+    pub name: Text<'a>,
+    /// The whole object, to be handed back unchanged.
+    pub raw: &'a RawValue,
+}
+
+impl<'a> NodeItem<'a> {
+    /// Finds the name in `raw` and reads no further.
+    ///
+    /// # Errors
+    /// Where the object is no node.
+    pub fn new(raw: &'a RawValue) -> Result<Self, serde_json::Error> {
+        let mut name = None;
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        // Stopping half-way is an error to serde_json; with the name in hand that error means nothing.
+        match (NameOfObject(&mut name).deserialize(&mut reader), name) {
+            (_, Some(name)) => Ok(Self { name, raw }),
+            (Ok(()), None) => Err(serde::de::Error::missing_field("metadata.name")),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Reads the rest, for a node that is not known from the watch.
+    ///
+    /// # Errors
+    /// Where the object is no node.
+    pub fn view(&self) -> Result<NodeView<'a>, serde_json::Error> {
+        serde_json::from_str(self.raw.get())
+    }
+}
+
+/// Looks for one string field in the object under it, and stops there.
+struct NameOfObject<'n, 'a>(&'n mut Option<Text<'a>>);
+struct NameOfMeta<'n, 'a>(&'n mut Option<Text<'a>>);
+
+macro_rules! seek {
+    ($seeker:ident, $field:literal, |$map:ident, $slot:ident| $take:expr) => {
+        impl<'de: 'a, 'a> DeserializeSeed<'de> for $seeker<'_, 'a> {
+            type Value = ();
+            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+                deserializer.deserialize_map(self)
+            }
+        }
+        impl<'de: 'a, 'a> Visitor<'de> for $seeker<'_, 'a> {
+            type Value = ();
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with metadata.name")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut $map: A) -> Result<(), A::Error> {
+                let $slot = self.0;
+                while let Some(key) = $map.next_key::<Text<'de>>()? {
+                    if &*key == $field {
+                        $take;
+                        if $slot.is_some() {
+                            return Err(serde::de::Error::custom("found"));
+                        }
+                    } else {
+                        $map.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    };
+}
+seek!(NameOfObject, "metadata", |map, slot| map.next_value_seed(NameOfMeta(slot))?);
+seek!(NameOfMeta, "name", |map, slot| *slot = Some(map.next_value()?));
