@@ -1,0 +1,423 @@
+//! The handle to the certificates of one server, and the background task that keeps them fresh.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use rustls::crypto::CryptoProvider;
+use rustls_pki_types::CertificateDer;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::authority::{Leaf, Validity};
+use crate::keyring::Keyring;
+use crate::mounted::{self, FolderWatch};
+use crate::resolver::Resolver;
+use crate::store::{Store, Stored};
+use crate::{Bundle, CertError, ClientAuth, Clock, Lifetimes};
+
+/// Where the certificates come from.
+pub enum Source {
+    /// Our own CA in a Secret that the replicas share; leafs in memory.
+    Secret(SecretPlace),
+    /// Our own CA in a folder of this process alone; leafs in memory. Clients read `ca.crt` there.
+    Kept(PathBuf),
+    /// `tls.crt`, `tls.key` and perhaps `ca.crt` that someone else puts there and exchanges: cert-manager, the owner.
+    Mounted(PathBuf),
+}
+
+/// Which Secret, and who we are among the replicas.
+pub struct SecretPlace {
+    /// The API server.
+    pub client: Client,
+    /// Namespace of the Secret and the Lease.
+    pub namespace: String,
+    /// Name of both.
+    pub name: String,
+    /// This replica: the pod's name.
+    pub identity: String,
+}
+
+impl Source {
+    /// A folder: used as it is where it holds a `tls.crt`, else as the place of a CA of our own.
+    #[must_use]
+    pub fn folder(path: &Path) -> Self {
+        if path.join(mounted::CERTIFICATE).exists() { Self::Mounted(path.into()) } else { Self::Kept(path.into()) }
+    }
+}
+
+/// What the certificates are for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the service; part of the CA's name.
+    pub owner: String,
+    /// DNS names and IP addresses that clients use.
+    pub names: Vec<String>,
+    /// How long things live; of no effect on mounted certificates.
+    pub lifetimes: Lifetimes,
+}
+
+/// Handle to the certificates of one server. Cheap to clone.
+#[derive(Clone)]
+pub struct Certs {
+    resolver: Arc<Resolver>,
+    bundle: watch::Receiver<Option<Bundle>>,
+    refresh: mpsc::Sender<oneshot::Sender<()>>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    issued: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// The background task that belongs to a [`Certs`]: run it, or nothing is ever renewed.
+pub struct Keeper {
+    place: Place,
+    options: Options,
+    clock: Clock,
+    leaf: Option<(Validity, CertificateDer<'static>)>,
+    resolver: Arc<Resolver>,
+    bundle: watch::Sender<Option<Bundle>>,
+    requests: mpsc::Receiver<oneshot::Sender<()>>,
+    counts: Arc<Counts>,
+}
+
+enum Place {
+    Own(Store),
+    Mounted(PathBuf),
+}
+
+/// How often a keyring is read anew when others keep winning the race to write it.
+const ATTEMPTS: u32 = 5;
+/// Pause before the next try while there is no certificate at all.
+const RETRY: Duration = Duration::from_secs(2);
+const POLL_FOLDER: Duration = Duration::from_secs(30);
+
+impl Certs {
+    /// Gets a first certificate and returns the handle and the task that renews it.
+    ///
+    /// # Errors
+    /// [`CertError`] when folders or names are wrong. An API server that does not answer is no error: the handle
+    /// is not ready then, and the [`Keeper`] keeps trying.
+    pub async fn start(source: Source, options: Options, clock: Clock) -> Result<(Self, Keeper), CertError> {
+        let place = match source {
+            Source::Secret(SecretPlace { client, namespace, name, identity }) => {
+                Place::Own(Store::secret(client, &namespace, &name, &identity))
+            }
+            Source::Kept(path) => Place::Own(Store::Folder(path)),
+            Source::Mounted(path) => Place::Mounted(path),
+        };
+        let (bundle, bundle_seen) = watch::channel(None);
+        let (refresh, requests) = mpsc::channel(8);
+        let (resolver, counts) = (Arc::new(Resolver::default()), Arc::new(Counts::default()));
+        let mut keeper = Keeper {
+            place,
+            options,
+            clock,
+            leaf: None,
+            resolver: Arc::clone(&resolver),
+            bundle,
+            requests,
+            counts: Arc::clone(&counts),
+        };
+        match keeper.tick().await {
+            Err(error @ CertError::Api { .. }) => tracing::warn!(%error, "no certificate yet; trying again"),
+            other => other?,
+        }
+        Ok((Self { resolver, bundle: bundle_seen, refresh, counts }, keeper))
+    }
+
+    /// A rustls configuration (TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1) that always uses the current certificate.
+    ///
+    /// # Errors
+    /// [`CertError`] when the client CA cannot be read.
+    pub fn server_config(&self, clients: Option<&ClientAuth>) -> Result<Arc<rustls::ServerConfig>, CertError> {
+        let provider = CryptoProvider::get_default()
+            .cloned()
+            .unwrap_or_else(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
+        let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| CertError::Tls(e.to_string()))?;
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(clients) => builder.with_client_cert_verifier(clients.verifier(&provider)?),
+        };
+        let resolver: Arc<dyn rustls::server::ResolvesServerCert> = Arc::clone(&self.resolver) as _;
+        let mut config = builder.with_cert_resolver(resolver);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// The CA certificates that clients must trust, as they change. `None` while unknown (mounted without `ca.crt`).
+    #[must_use]
+    pub fn bundle(&self) -> watch::Receiver<Option<Bundle>> {
+        self.bundle.clone()
+    }
+
+    /// Reads the shared Secret now. To be called before a foreign `caBundle` is overwritten: it may be newer than
+    /// what this replica knows.
+    pub async fn refresh(&self) -> Option<Bundle> {
+        let (done, wait) = oneshot::channel();
+        if self.refresh.send(done).await.is_ok() {
+            let _ = wait.await;
+        }
+        self.bundle.borrow().clone()
+    }
+
+    /// Whether there is a certificate to serve with.
+    #[must_use]
+    pub fn ready(&self) -> bool {
+        self.resolver.certificate().is_some()
+    }
+
+    /// When the serving certificate expires.
+    #[must_use]
+    pub fn expires(&self) -> Option<Timestamp> {
+        self.resolver.expires().and_then(|seconds| Timestamp::from_second(seconds).ok())
+    }
+
+    /// Adds expiry, issue count and error count to a registry (whose prefix names the component).
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        let (resolver, counts) = (Arc::clone(&self.resolver), Arc::clone(&self.counts));
+        registry.register_collector(Box::new(Collector { resolver, counts }));
+    }
+}
+
+#[derive(Debug)]
+struct Collector {
+    resolver: Arc<Resolver>,
+    counts: Arc<Counts>,
+}
+
+impl prometheus_client::collector::Collector for Collector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let expires = ConstGauge::new(self.resolver.expires().unwrap_or(0));
+        let help = "When the serving certificate expires, seconds since 1970; 0 while there is none";
+        let unit = Unit::Seconds;
+        let metric = encoder.encode_descriptor(
+            "certificate_expiry_timestamp",
+            help,
+            Some(&unit),
+            expires.metric_type(),
+        )?;
+        expires.encode(metric)?;
+        for (name, help, value) in [
+            ("certificates_issued", "Serving certificates put into use since the start", &self.counts.issued),
+            ("certificate_errors", "Failed attempts to renew or read certificates", &self.counts.errors),
+        ] {
+            let counter = ConstCounter::new(value.load(Ordering::Relaxed));
+            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+impl Keeper {
+    /// Renews until `stop`. Errors are logged and counted; the last good certificate stays in use.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut watch = match &self.place {
+            Place::Mounted(folder) => Some(FolderWatch::new(folder, POLL_FOLDER)),
+            Place::Own(_) => None,
+        };
+        loop {
+            let pause = self.options.lifetimes.check_every();
+            let pause = if self.leaf.is_none() { pause.min(RETRY) } else { pause };
+            let woken = async {
+                match &mut watch {
+                    Some(watch) => watch.changed().await,
+                    None => tokio::time::sleep(pause).await,
+                }
+            };
+            let asked = tokio::select! {
+                () = stop.cancelled() => return,
+                asked = self.requests.recv() => asked,
+                () = woken => None,
+            };
+            if let Err(error) = self.tick().await {
+                self.counts.errors.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%error, "certificates not renewed; the last good one stays in use");
+            }
+            if let Some(asked) = asked {
+                let _ = asked.send(());
+            }
+        }
+    }
+
+    /// Looks at the clock and the store once and does what is due.
+    ///
+    /// # Errors
+    /// [`CertError`]; nothing changed then.
+    pub async fn tick(&mut self) -> Result<(), CertError> {
+        let now = (self.clock)();
+        match &self.place {
+            Place::Own(store) => {
+                let keyring = current(store, &self.options, now).await?;
+                self.serve_with(&keyring, now)
+            }
+            Place::Mounted(folder) => {
+                let found = mounted::read(folder)?;
+                self.adopt(&folder.display().to_string(), found)
+            }
+        }
+    }
+
+    fn serve_with(&mut self, keyring: &Keyring, now: Timestamp) -> Result<(), CertError> {
+        let signer = keyring.signing().der();
+        let bundle = keyring.bundle();
+        // The bundle goes out before a certificate that needs it.
+        self.bundle.send_if_modified(|old| old.replace(bundle.clone()).as_ref() != Some(&bundle));
+        let fresh = self.leaf.as_ref().is_some_and(|(validity, by)| by == signer && !validity.due(now));
+        if fresh {
+            return Ok(());
+        }
+        let Leaf { certificate, key, validity } =
+            keyring.signing().issue(&self.options.names, now, &self.options.lifetimes)?;
+        self.resolver.set("own CA", vec![certificate], key, validity)?;
+        self.counts.issued.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(names = ?self.options.names, expires = %validity.not_after, "new serving certificate");
+        self.leaf = Some((validity, signer.clone()));
+        Ok(())
+    }
+
+    fn adopt(&mut self, origin: &str, found: mounted::Mounted) -> Result<(), CertError> {
+        let mounted::Mounted { chain, key, validity, bundle } = found;
+        let first = chain.first().cloned();
+        if self.resolver.certificate() != first {
+            self.resolver.set(origin, chain, key, validity)?;
+            self.counts.issued.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(folder = origin, expires = %validity.not_after, "serving certificate read");
+            self.leaf = first.map(|certificate| (validity, certificate));
+        }
+        self.bundle.send_if_modified(|old| std::mem::replace(old, bundle.clone()) != bundle);
+        Ok(())
+    }
+}
+
+/// The keyring that everyone agrees on, after the steps that are due.
+async fn current(store: &Store, options: &Options, now: Timestamp) -> Result<Keyring, CertError> {
+    for _ in 0..ATTEMPTS {
+        let Some(stored) = store.load().await? else {
+            let first = Keyring::generate(&options.owner, now, &options.lifetimes)?;
+            if store.create(&first).await? {
+                tracing::info!(store = store.origin(), "new CA");
+                return Ok(first);
+            }
+            continue;
+        };
+        let Some(step) = stored.keyring.due(now, &options.lifetimes) else { return Ok(stored.keyring) };
+        if !store.may_rotate(now).await? {
+            return Ok(stored.keyring);
+        }
+        tracing::info!(?step, store = store.origin(), "CA rotation");
+        let version = stored.version().map(str::to_owned);
+        let Stored { keyring, .. } = stored;
+        let keyring = keyring.take(step, &options.owner, now, &options.lifetimes)?;
+        // Won or lost, the next round reads what is there now.
+        store.replace(version.as_deref(), &keyring).await?;
+    }
+    Err(CertError::Contended { object: store.origin(), attempts: ATTEMPTS })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    fn options(seconds: u64) -> Options {
+        let lifetimes =
+            Lifetimes { ca: Duration::from_secs(10 * seconds), leaf: Duration::from_secs(seconds) };
+        Options { owner: "test".into(), names: vec!["localhost".into()], lifetimes }
+    }
+
+    fn hand_clock() -> (Clock, Arc<Mutex<Timestamp>>) {
+        let time = Arc::new(Mutex::new(Timestamp::from_second(1_800_000_000).unwrap()));
+        let read = Arc::clone(&time);
+        (Arc::new(move || *read.lock().unwrap()), time)
+    }
+
+    fn forward(time: &Mutex<Timestamp>, seconds: u64) {
+        let mut time = time.lock().unwrap();
+        *time = time.checked_add(Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_leaf_is_renewed_at_two_thirds_and_kept_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let (clock, time) = hand_clock();
+        let (certs, mut keeper) =
+            Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
+        let first = certs.resolver.certificate().unwrap();
+        forward(&time, 180);
+        keeper.tick().await.unwrap();
+        assert_eq!(certs.resolver.certificate().unwrap(), first);
+        forward(&time, 20);
+        keeper.tick().await.unwrap();
+        assert_ne!(certs.resolver.certificate().unwrap(), first);
+    }
+
+    #[tokio::test]
+    async fn a_ca_is_in_the_bundle_before_it_signs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (clock, time) = hand_clock();
+        let (certs, mut keeper) =
+            Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
+        let mut known = certs.bundle().borrow().clone().unwrap();
+        for _ in 0..600 {
+            forward(&time, 10);
+            keeper.tick().await.unwrap();
+            let signer = keeper.leaf.as_ref().unwrap().1.clone();
+            // A client that read the bundle one tick ago still trusts the certificate of now.
+            assert!(known.certificates().contains(&signer));
+            known = certs.bundle().borrow().clone().unwrap();
+        }
+        assert!(certs.counts.issued.load(Ordering::Relaxed) > 20);
+    }
+
+    #[tokio::test]
+    async fn mounted_files_are_read_again_and_bad_ones_change_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = Timestamp::now();
+        let write = |owner: &str| {
+            let ca = crate::authority::Ca::generate(owner, now, &Lifetimes::default()).unwrap();
+            for (name, text) in [("tls.crt", ca.pem()), ("tls.key", &ca.key_pem()), ("ca.crt", ca.pem())] {
+                std::fs::write(folder.path().join(name), text).unwrap();
+            }
+            ca.der().clone()
+        };
+        let one = write("one");
+        let (certs, mut keeper) =
+            Certs::start(Source::folder(folder.path()), options(300), crate::wall_clock()).await.unwrap();
+        assert_eq!(certs.resolver.certificate().unwrap(), one);
+        let two = write("two");
+        keeper.tick().await.unwrap();
+        assert_eq!(certs.resolver.certificate().unwrap(), two);
+        assert_eq!(certs.bundle().borrow().as_ref().unwrap().certificates(), std::slice::from_ref(&two));
+        std::fs::write(folder.path().join("tls.key"), "half writ").unwrap();
+        assert!(keeper.tick().await.is_err());
+        assert_eq!(certs.resolver.certificate().unwrap(), two);
+    }
+
+    #[tokio::test]
+    async fn metrics_tell_the_expiry() {
+        let folder = tempfile::tempdir().unwrap();
+        let (clock, _) = hand_clock();
+        let (certs, _keeper) =
+            Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
+        let mut registry = Registry::default();
+        certs.register_metrics(registry.sub_registry_with_prefix("gpu_migrate_webhook"));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("gpu_migrate_webhook_certificate_expiry_timestamp_seconds 1800000300"), "{text}");
+        assert!(text.contains("gpu_migrate_webhook_certificates_issued_total 1"), "{text}");
+    }
+}

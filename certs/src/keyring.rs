@@ -1,0 +1,261 @@
+//! The CAs of one service and the steps of replacing one by the next. Pure; the time is handed in.
+//!
+//! A verifier must know a CA before that CA signs, so a rotation takes three steps, each a write of the whole keyring:
+//! *announce* (make the next CA and put it into the bundle), *promote* (sign with it, once everyone had time to read
+//! the bundle), *forget* (drop the old CA from the bundle when it has expired).
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use jiff::Timestamp;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+
+use crate::authority::{Ca, Validity};
+use crate::{CertError, Lifetimes};
+
+/// CA certificates as PEM, the one that signs first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Bundle(pub String);
+
+impl Bundle {
+    /// The certificates in it; text that is no certificate is left out.
+    #[must_use]
+    pub fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        CertificateDer::pem_slice_iter(self.0.as_bytes()).filter_map(Result::ok).collect()
+    }
+}
+
+/// The CAs of one service.
+#[derive(Debug)]
+pub struct Keyring {
+    signing: Ca,
+    next: Option<Ca>,
+    retired: Vec<Retired>,
+}
+
+#[derive(Debug)]
+struct Retired {
+    pem: String,
+    validity: Validity,
+}
+
+/// One step of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make the next CA and put it into the bundle.
+    Announce,
+    /// Sign with the next CA from now on.
+    Promote,
+    /// Drop expired CAs from the bundle.
+    Forget,
+}
+
+/// Names of the entries of a keyring in a Secret or folder.
+pub mod entry {
+    /// The bundle.
+    pub const BUNDLE: &str = "ca.crt";
+    /// The signing CA and its key.
+    pub const SIGNING: (&str, &str) = ("signing.crt", "signing.key");
+    /// The announced CA and its key.
+    pub const NEXT: (&str, &str) = ("next.crt", "next.key");
+    /// All of them.
+    pub const ALL: [&str; 5] = [BUNDLE, SIGNING.0, SIGNING.1, NEXT.0, NEXT.1];
+}
+
+impl Keyring {
+    /// The first keyring of a service.
+    ///
+    /// # Errors
+    /// As [`Ca::generate`].
+    pub fn generate(owner: &str, now: Timestamp, lifetimes: &Lifetimes) -> Result<Self, CertError> {
+        Ok(Self { signing: Ca::generate(owner, now, lifetimes)?, next: None, retired: Vec::new() })
+    }
+
+    /// The CA that signs.
+    #[must_use]
+    pub fn signing(&self) -> &Ca {
+        &self.signing
+    }
+
+    /// The step that is due, if any.
+    #[must_use]
+    pub fn due(&self, now: Timestamp, lifetimes: &Lifetimes) -> Option<Step> {
+        if self.retired.iter().any(|ca| ca.validity.not_after < now) {
+            return Some(Step::Forget);
+        }
+        match &self.next {
+            None => self.signing.validity().due(now).then_some(Step::Announce),
+            Some(next) => {
+                let announced = Lifetimes::backdate(lifetimes.ca) + lifetimes.settle();
+                let known = next.validity().age(now) >= announced.try_into().unwrap_or(jiff::SignedDuration::MAX);
+                (known || !self.signing.validity().contains(now)).then_some(Step::Promote)
+            }
+        }
+    }
+
+    /// Takes a step.
+    ///
+    /// # Errors
+    /// As [`Ca::generate`].
+    pub fn take(self, step: Step, owner: &str, now: Timestamp, lifetimes: &Lifetimes) -> Result<Self, CertError> {
+        let Self { signing, next, mut retired } = self;
+        Ok(match (step, next) {
+            (Step::Announce, None) => Self { signing, next: Some(Ca::generate(owner, now, lifetimes)?), retired },
+            (Step::Promote, Some(next)) => {
+                retired.push(Retired { pem: signing.pem().to_owned(), validity: signing.validity() });
+                Self { signing: next, next: None, retired }
+            }
+            (Step::Forget, next) => {
+                retired.retain(|ca| ca.validity.not_after >= now);
+                Self { signing, next, retired }
+            }
+            (Step::Announce | Step::Promote, next) => Self { signing, next, retired },
+        })
+    }
+
+    /// What verifiers must trust.
+    #[must_use]
+    pub fn bundle(&self) -> Bundle {
+        let live = std::iter::once(self.signing.pem()).chain(self.next.as_ref().map(Ca::pem));
+        Bundle(live.chain(self.retired.iter().map(|ca| ca.pem.as_str())).collect())
+    }
+
+    /// The entries to store.
+    #[must_use]
+    pub fn to_entries(&self) -> BTreeMap<&'static str, String> {
+        let mut entries = BTreeMap::from([
+            (entry::BUNDLE, self.bundle().0),
+            (entry::SIGNING.0, self.signing.pem().to_owned()),
+            (entry::SIGNING.1, self.signing.key_pem()),
+        ]);
+        if let Some(next) = &self.next {
+            entries.insert(entry::NEXT.0, next.pem().to_owned());
+            entries.insert(entry::NEXT.1, next.key_pem());
+        }
+        entries
+    }
+
+    /// Reads what [`Keyring::to_entries`] wrote; `origin` names the Secret or folder in errors.
+    ///
+    /// # Errors
+    /// [`CertError::Unusable`] when an entry is missing or broken.
+    pub fn from_entries(origin: &str, entries: &BTreeMap<String, String>) -> Result<Self, CertError> {
+        let pair = |(certificate, key): (&str, &str)| match (entries.get(certificate), entries.get(key)) {
+            (Some(pem), Some(key)) => Ca::from_pem(origin, certificate, pem, key).map(Some),
+            (None, None) => Ok(None),
+            _ => Err(CertError::Unusable {
+                origin: origin.into(),
+                what: certificate.into(),
+                why: format!("expected {certificate} and {key} together; delete {origin} to start with a new CA"),
+            }),
+        };
+        let signing = pair(entry::SIGNING)?.ok_or_else(|| CertError::Unusable {
+            origin: origin.into(),
+            what: entry::SIGNING.0.into(),
+            why: format!("it is missing; delete {origin} to start with a new CA"),
+        })?;
+        let next = pair(entry::NEXT)?;
+        let bundle = entries.get(entry::BUNDLE).map_or("", String::as_str);
+        let mut retired = Vec::new();
+        for certificate in Bundle(bundle.to_owned()).certificates() {
+            if certificate == *signing.der() || next.as_ref().is_some_and(|next| certificate == *next.der()) {
+                continue;
+            }
+            let validity = Validity::of(&certificate).map_err(|why| CertError::Unusable {
+                origin: origin.into(),
+                what: entry::BUNDLE.into(),
+                why,
+            })?;
+            retired.push(Retired { pem: to_pem(&certificate), validity });
+        }
+        Ok(Self { signing, next, retired })
+    }
+}
+
+fn to_pem(certificate: &CertificateDer<'_>) -> String {
+    let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
+    let lines = base64.as_bytes().chunks(64).flat_map(|line| [&*String::from_utf8_lossy(line), "\n"].concat().into_bytes());
+    let body = String::from_utf8(lines.collect()).unwrap_or_default();
+    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const LIVES: Lifetimes = Lifetimes { ca: Duration::from_secs(3000), leaf: Duration::from_secs(300) };
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+    }
+
+    fn reread(keyring: &Keyring) -> Keyring {
+        let entries = keyring.to_entries().into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+        Keyring::from_entries("secret a/b", &entries).unwrap()
+    }
+
+    /// Plays the clock forward in steps of 10 s, taking each step that is due.
+    fn play(until: i64) -> Vec<(i64, Step, usize)> {
+        let mut keyring = Keyring::generate("test", at(0), &LIVES).unwrap();
+        let mut seen = Vec::new();
+        for now in (0..until).step_by(10) {
+            while let Some(step) = keyring.due(at(now), &LIVES) {
+                keyring = reread(&keyring.take(step, "test", at(now), &LIVES).unwrap());
+                seen.push((now, step, keyring.bundle().certificates().len()));
+            }
+            let leaf = keyring.signing().issue(&["a".into()], at(now), &LIVES).unwrap();
+            assert!(leaf.validity.contains(at(now)));
+        }
+        seen
+    }
+
+    #[test]
+    fn a_rotation_announces_then_promotes_then_forgets() {
+        // CA valid -300..3000, so due at -300 + 2/3 * 3300 = 1900; settle 300 s; forgotten after 3000.
+        assert_eq!(
+            play(3100),
+            [(1900, Step::Announce, 2), (2200, Step::Promote, 2), (3010, Step::Forget, 1)]
+        );
+    }
+
+    #[test]
+    fn there_is_always_an_overlap_of_old_and_new() {
+        let steps = play(20_000);
+        let promotes = steps.iter().filter(|(_, step, _)| *step == Step::Promote).count();
+        assert!(promotes >= 8, "{steps:?}");
+        for pair in steps.windows(2) {
+            if pair[1].1 == Step::Promote {
+                assert!(pair[1].2 >= 2, "the bundle holds old and new when the new one starts to sign: {steps:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_machine_that_slept_past_the_expiry_recovers_at_once() {
+        let mut keyring = Keyring::generate("test", at(0), &LIVES).unwrap();
+        let mut steps = Vec::new();
+        while let Some(step) = keyring.due(at(9000), &LIVES) {
+            keyring = keyring.take(step, "test", at(9000), &LIVES).unwrap();
+            steps.push(step);
+        }
+        assert_eq!(steps, [Step::Announce, Step::Promote, Step::Forget]);
+        assert!(keyring.signing().validity().contains(at(9000)));
+    }
+
+    #[test]
+    fn a_broken_keyring_says_which_entry_and_what_to_do() {
+        let whole = Keyring::generate("test", at(0), &LIVES).unwrap().to_entries();
+        let without = |name: &str| -> BTreeMap<String, String> {
+            whole.iter().filter(|(k, _)| **k != name).map(|(k, v)| ((*k).to_owned(), v.clone())).collect()
+        };
+        for (entries, expected) in [
+            (BTreeMap::new(), "signing.crt cannot be used: it is missing; delete secret a/b"),
+            (without("signing.key"), "expected signing.crt and signing.key together"),
+        ] {
+            let error = Keyring::from_entries("secret a/b", &entries).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

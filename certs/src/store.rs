@@ -1,0 +1,185 @@
+//! Where a keyring is kept: a Secret that replicas share, or a folder of a single process.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+
+use crate::keyring::{Keyring, entry};
+use crate::{CertError, lease};
+
+/// A keyring as it was read, with what is needed to replace exactly this one.
+pub(crate) struct Stored {
+    pub(crate) keyring: Keyring,
+    version: Option<String>,
+}
+
+pub(crate) enum Store {
+    Secret { secrets: Api<Secret>, leases: Api<Lease>, namespace: String, name: String, identity: String },
+    Folder(PathBuf),
+}
+
+impl Store {
+    pub(crate) fn secret(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
+        Self::Secret {
+            secrets: Api::namespaced(client.clone(), namespace),
+            leases: Api::namespaced(client, namespace),
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+        }
+    }
+
+    /// What this store is called in errors.
+    pub(crate) fn origin(&self) -> String {
+        match self {
+            Self::Secret { namespace, name, .. } => format!("Secret {namespace}/{name}"),
+            Self::Folder(path) => format!("folder {}", path.display()),
+        }
+    }
+
+    /// The keyring, `None` where nobody has made one yet.
+    pub(crate) async fn load(&self) -> Result<Option<Stored>, CertError> {
+        let (entries, version) = match self {
+            Self::Secret { secrets, name, .. } => {
+                let found = secrets.get_opt(name).await.map_err(|e| CertError::api(self.origin(), e))?;
+                let Some(secret) = found else { return Ok(None) };
+                let text = |(key, value): (String, ByteString)| Some((key, String::from_utf8(value.0).ok()?));
+                let data = secret.data.unwrap_or_default();
+                (data.into_iter().filter_map(text).collect(), secret.metadata.resource_version)
+            }
+            Self::Folder(path) => match read_folder(path)? {
+                entries if entries.is_empty() => return Ok(None),
+                entries => (entries, None),
+            },
+        };
+        let keyring = Keyring::from_entries(&self.origin(), &entries)?;
+        Ok(Some(Stored { keyring, version }))
+    }
+
+    /// Writes the first keyring; false when someone else was first.
+    pub(crate) async fn create(&self, keyring: &Keyring) -> Result<bool, CertError> {
+        match self {
+            Self::Secret { secrets, name, .. } => {
+                let label = ("app.kubernetes.io/managed-by".to_owned(), "gpu-migrate".to_owned());
+                let secret = Secret {
+                    metadata: ObjectMeta {
+                        name: Some(name.clone()),
+                        labels: Some(BTreeMap::from([label])),
+                        ..ObjectMeta::default()
+                    },
+                    string_data: Some(owned(keyring)),
+                    ..Secret::default()
+                };
+                lease::won(secrets.create(&PostParams::default(), &secret).await)
+                    .map_err(|e| CertError::api(self.origin(), e))
+            }
+            Self::Folder(path) => write_folder(path, keyring).map(|()| true),
+        }
+    }
+
+    /// Whether this replica may write a rotation step now.
+    pub(crate) async fn may_rotate(&self, now: Timestamp) -> Result<bool, CertError> {
+        match self {
+            Self::Secret { leases, name, identity, .. } => lease::try_hold(leases, name, identity, now).await,
+            Self::Folder(_) => Ok(true),
+        }
+    }
+
+    /// Replaces the keyring that was read; false when someone else replaced it meanwhile.
+    pub(crate) async fn replace(&self, version: Option<&str>, keyring: &Keyring) -> Result<bool, CertError> {
+        match self {
+            Self::Secret { secrets, name, .. } => {
+                let entries = keyring.to_entries();
+                let data: BTreeMap<&str, Option<ByteString>> = entry::ALL
+                    .iter()
+                    .map(|key| (*key, entries.get(key).map(|text| ByteString(text.clone().into_bytes()))))
+                    .collect();
+                let patch = serde_json::json!({ "metadata": { "resourceVersion": version }, "data": data });
+                lease::won(secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await)
+                    .map_err(|e| CertError::api(self.origin(), e))
+            }
+            Self::Folder(path) => write_folder(path, keyring).map(|()| true),
+        }
+    }
+}
+
+impl Stored {
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+}
+
+fn owned(keyring: &Keyring) -> BTreeMap<String, String> {
+    keyring.to_entries().into_iter().map(|(key, text)| (key.to_owned(), text)).collect()
+}
+
+fn read_folder(folder: &Path) -> Result<BTreeMap<String, String>, CertError> {
+    let mut entries = BTreeMap::new();
+    for name in entry::ALL {
+        let path = folder.join(name);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                entries.insert(name.to_owned(), text);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(CertError::file(&path, e)),
+        }
+    }
+    Ok(entries)
+}
+
+/// Each file by a temporary one and a rename, readable by the owner alone; the bundle by everyone, since clients need it.
+fn write_folder(folder: &Path, keyring: &Keyring) -> Result<(), CertError> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::create_dir_all(folder).map_err(|e| CertError::file(folder, e))?;
+    let entries = keyring.to_entries();
+    for name in entry::ALL {
+        let path = folder.join(name);
+        let Some(text) = entries.get(name) else {
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(CertError::file(&path, e)),
+                _ => continue,
+            }
+        };
+        let new = folder.join(format!(".{name}.new"));
+        let mode = if name == entry::BUNDLE { 0o644 } else { 0o600 };
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&new)
+            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&new, &path))
+            .map_err(|e| CertError::file(&path, e))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lifetimes;
+
+    #[tokio::test]
+    async fn a_folder_keeps_a_keyring() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::Folder(folder.path().join("ca"));
+        assert!(store.load().await.unwrap().is_none());
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let keyring = Keyring::generate("test", now, &Lifetimes::default()).unwrap();
+        assert!(store.create(&keyring).await.unwrap());
+        let back = store.load().await.unwrap().unwrap();
+        assert_eq!(back.keyring.bundle(), keyring.bundle());
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |name: &str| std::fs::metadata(folder.path().join("ca").join(name)).unwrap().permissions().mode();
+        assert_eq!((mode("signing.key") & 0o777, mode("ca.crt") & 0o777), (0o600, 0o644));
+    }
+}
