@@ -1,1 +1,13 @@
-//! The vocabulary of gpu-migrate: resources, cards, ledger, topology, placement, custom resources. Pure.
+//! The vocabulary of gpu-migrate: units, cards and their holders, the ledger, the topology, the evaluators, annotations
+//! and custom resources. Pure: no I/O, no clock, no randomness of its own.
+
+pub mod annotation;
+pub mod ask;
+pub mod card;
+pub mod device_id;
+pub mod evaluate;
+pub mod ledger;
+pub mod names;
+pub mod quantity;
+pub mod topology;
+pub mod units;

@@ -1,0 +1,122 @@
+//! Every name that is seen from outside: resources, labels, annotations. No other module spells one out.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::MIB_PER_BLOCK;
+
+/// API group of our custom resources.
+pub const GROUP: &str = "gpu-migrate.io";
+/// Their version.
+pub const VERSION: &str = "v1alpha1";
+
+/// Namespace label: the webhook may look at this namespace's pods when it is `"true"`.
+pub const OPT_IN: &str = "gpu-migrate.io/opt-in";
+/// Pod label: leave this pod alone when it is `"true"`.
+pub const OPT_OUT: &str = "gpu-migrate.io/opt-out";
+/// Pod or namespace label: the project it belongs to.
+pub const PROJECT: &str = "gpu-migrate.io/project";
+/// Namespace label: containers that ask for no card get `NVIDIA_VISIBLE_DEVICES=void` when it is `"true"`.
+pub const VOID_GUARD: &str = "gpu-migrate.io/void-guard";
+/// Pod annotation: what the pod asked for before it was rewritten.
+pub const ORIGINAL: &str = "gpu-migrate.io/original";
+/// Pod annotation: `name@generation` of the policy that rewrote it.
+pub const POLICY: &str = "gpu-migrate.io/policy";
+/// Pod annotation prefix: cards that a legacy container really got; the container's name follows.
+pub const LEGACY_CARDS_PREFIX: &str = "gpu-migrate.io/gpu-idx-";
+/// Pod scheduling gate on the members of a gang that is not complete yet.
+pub const GANG_GATE: &str = "gpu-migrate.io/gang";
+/// Node annotation: changes when a card gets room, which wakes waiting pods (the scheduler watches nodes, not GPUShadows).
+pub const CARDS_GENERATION: &str = "gpu-migrate.io/cards-generation";
+/// Node annotation: comma-separated card indexes or UUIDs that take nothing new.
+pub const CORDONED_CARDS: &str = "gpu-migrate.io/cordoned-cards";
+/// Node label: the pool that the operator matched.
+pub const POOL: &str = "gpu-migrate.io/pool";
+/// Node label: which plugin serves the node: `Legacy`, `Bridged` or `Shared`.
+pub const PLUGIN: &str = "gpu-migrate.io/plugin";
+
+/// Pod annotation of gpu-manager, an index of a container follows: the extender's cards, `"0"` or `"0,1"`.
+pub const PREDICATE_GPU_INDEX_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
+/// The same for init containers, which gpu-manager does not know.
+pub const PREDICATE_GPU_INDEX_INIT_PREFIX: &str = "tencent.com/predicate-gpu-idx-init-";
+/// Pod annotation of gpu-manager: the extender's node.
+pub const PREDICATE_NODE: &str = "tencent.com/predicate-node";
+/// Pod annotation of gpu-manager: when the extender chose, nanoseconds since 1970.
+pub const PREDICATE_TIME: &str = "tencent.com/predicate-time";
+/// Pod annotation of gpu-manager: `"false"` when chosen, `"true"` once the node agent has confirmed it.
+pub const GPU_ASSIGNED: &str = "tencent.com/gpu-assigned";
+/// Container annotation of gpu-manager: device nodes, `/dev/nvidia0,/dev/nvidia1`.
+pub const VCUDA_DEVICE: &str = "tencent.com/vcuda-device";
+/// Pod annotation of gpu-manager: soft limit of cores.
+pub const VCUDA_CORE_LIMIT: &str = "tencent.com/vcuda-core-limit";
+
+/// Pod annotation: name of the gang.
+pub const GANG_NAME: &str = "scheduling.k8s.io/group-name";
+/// Pod annotation: how many members the gang has.
+pub const GANG_SIZE: &str = "scheduling.k8s.io/group-pod-num";
+
+/// Pod annotation: card models that will do, comma-separated.
+pub const CARD_MODEL: &str = "gpu-migrate.io/card-model";
+/// Pod annotation: only these card UUIDs, comma-separated.
+pub const CARD_INCLUDE: &str = "gpu-migrate.io/card-include";
+/// Pod annotation: none of these card UUIDs, comma-separated.
+pub const CARD_EXCLUDE: &str = "gpu-migrate.io/card-exclude";
+/// Pod annotation: `binpack` or `spread`.
+pub const CARD_ORDER: &str = "gpu-migrate.io/card-order";
+/// Pod annotation: `"true"` keeps all cards of the pod on one NUMA node.
+pub const SAME_NUMA: &str = "gpu-migrate.io/same-numa";
+
+/// Node label of NVIDIA's feature discovery: the card's product name.
+pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
+/// The variable by which a container is shown its cards.
+pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// Default name of the scheduler that asks our extender.
+pub const SCHEDULER: &str = "gpu-migrate-scheduler";
+/// Prefix of NVIDIA's MIG resources.
+pub const MIG_PREFIX: &str = "nvidia.com/mig-";
+/// Suffix of NVIDIA's renamed time-sliced resources.
+pub const SHARED_SUFFIX: &str = ".shared";
+
+/// The resource names and unit sizes of one dialect of GPU sharing. The default is gpu-manager's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Dialect {
+    /// Whole cards, as NVIDIA's plugin serves them.
+    pub legacy: String,
+    /// Shares of compute; 100 is one card.
+    pub cores: String,
+    /// Shares of memory, in units of `mib_per_block`.
+    pub memory: String,
+    /// MiB in one unit of memory.
+    pub mib_per_block: u64,
+}
+
+impl Default for Dialect {
+    fn default() -> Self {
+        Self {
+            legacy: "nvidia.com/gpu".into(),
+            cores: "tencent.com/vcuda-core".into(),
+            memory: "tencent.com/vcuda-memory".into(),
+            mib_per_block: MIB_PER_BLOCK,
+        }
+    }
+}
+
+/// The label keys that decide whether and how a pod is looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct LabelKeys {
+    /// On the namespace; default `gpu-migrate.io/opt-in`.
+    pub opt_in: String,
+    /// On the pod; default `gpu-migrate.io/opt-out`.
+    pub opt_out: String,
+    /// On the pod, else on the namespace; default `gpu-migrate.io/project`.
+    pub project: String,
+}
+
+impl Default for LabelKeys {
+    fn default() -> Self {
+        Self { opt_in: OPT_IN.into(), opt_out: OPT_OUT.into(), project: PROJECT.into() }
+    }
+}
