@@ -1,5 +1,7 @@
 //! A card, and what is known of it from its node.
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,17 +68,13 @@ impl Card {
     }
 }
 
-/// A card as placement sees it: what it is, and what is left on it.
+/// A card as placement sees it: what it is, and what is left on it. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {
     /// Its place on the node.
     pub index: CardIndex,
-    /// NVIDIA's identifier.
-    pub uuid: String,
-    /// Product name.
-    pub model: String,
-    /// NUMA node, where known.
-    pub numa: Option<u32>,
+    /// What it is.
+    pub card: Arc<Card>,
     /// Memory of the empty card.
     pub blocks: Blocks,
     /// What a shared container can still get; nothing on a card that legacy containers hold.

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::card::CardView;
-use crate::topology::{CardMask, LinkLevel, Tree};
+use crate::topology::{LinkLevel, Tree};
 use crate::units::{Blocks, CardIndex, Cores};
 
 /// Which card a share goes to.
@@ -74,18 +74,22 @@ pub fn cards_for(
     order: CardOrder,
 ) -> Option<Vec<CardIndex>> {
     match cores.whole_cards() {
-        Some(1) => fragment(tree, 1),
-        Some(count) => link(tree, count as usize),
+        Some(count) => whole(tree, count as usize),
         None => share(cards, cores, blocks, order).map(|card| vec![card]),
     }
+}
+
+/// `count` free cards: one by fragment, more by link.
+#[must_use]
+pub fn whole(tree: &Tree, count: usize) -> Option<Vec<CardIndex>> {
+    if count == 1 { fragment(tree, 1) } else { link(tree, count) }
 }
 
 /// The tree with just those cards free that may be given out whole.
 #[must_use]
 pub fn with_free(tree: &Tree, cards: &[CardView]) -> Tree {
     let mut marked = tree.clone();
-    let taken: CardMask = cards.iter().filter(|card| !card.is_free()).map(|card| card.index).collect();
-    marked.mark(&taken);
+    marked.set_free(cards.iter().filter(|card| card.is_free()).map(|card| card.index));
     marked
 }
 

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -186,7 +187,7 @@ enum Books {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    card: Card,
+    card: Arc<Card>,
     health: Health,
     cordoned: bool,
     books: Books,
@@ -207,7 +208,12 @@ impl Ledger {
     pub fn new(cards: Vec<Card>) -> Self {
         let entries = cards
             .into_iter()
-            .map(|card| Entry { card, health: Health::Healthy, cordoned: false, books: Books::Free })
+            .map(|card| Entry {
+                card: Arc::new(card),
+                health: Health::Healthy,
+                cordoned: false,
+                books: Books::Free,
+            })
             .collect();
         Self {
             entries,
@@ -244,7 +250,7 @@ impl Ledger {
     /// The card at this index.
     #[must_use]
     pub fn card(&self, index: CardIndex) -> Option<&Card> {
-        self.entries.get(index.position()).map(|entry| &entry.card)
+        self.entries.get(index.position()).map(|entry| entry.card.as_ref())
     }
 
     /// The index of the card with this UUID.
@@ -490,9 +496,7 @@ impl Entry {
         let (cores_left, blocks_left) = self.left();
         CardView {
             index,
-            uuid: self.card.uuid.clone(),
-            model: self.card.model.clone(),
-            numa: self.card.numa,
+            card: Arc::clone(&self.card),
             blocks: self.card.blocks(),
             cores_left,
             blocks_left,

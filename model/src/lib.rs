@@ -8,6 +8,7 @@ pub mod device_id;
 pub mod evaluate;
 pub mod ledger;
 pub mod names;
+pub mod place;
 pub mod quantity;
 pub mod topology;
 pub mod units;

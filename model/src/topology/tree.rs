@@ -1,5 +1,7 @@
 //! The cards as a tree: the nearer two cards are linked, the deeper their smallest common node.
 
+use std::sync::Arc;
+
 use super::{CardMask, LinkLevel, Topology};
 use crate::units::CardIndex;
 
@@ -19,8 +21,8 @@ pub struct Node {
 /// The tree of one node's cards, with the cards that are free marked in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Leaves first, by card index; the root last.
-    nodes: Vec<Node>,
+    /// Leaves first, by card index; the root last. Shared by clones: only the marks are a clone's own.
+    nodes: Arc<[Node]>,
     cards: usize,
     free: CardMask,
 }
@@ -52,7 +54,7 @@ impl Tree {
                 nodes.push(Node { level: Some(level), cards: mask, children: group, parent: None });
             }
         }
-        Self { nodes, cards, free: CardMask::first(cards) }
+        Self { nodes: nodes.into(), cards, free: CardMask::first(cards) }
     }
 
     /// How many cards.
@@ -76,6 +78,12 @@ impl Tree {
     /// Takes cards out of the free ones.
     pub fn mark(&mut self, cards: &CardMask) {
         self.free.remove_all(cards);
+    }
+
+    /// Makes exactly these cards the free ones. Those that the node does not have are ignored.
+    pub fn set_free(&mut self, cards: impl IntoIterator<Item = CardIndex>) {
+        let count = self.cards;
+        self.free = cards.into_iter().filter(|card| card.position() < count).collect();
     }
 
     /// Puts cards back among the free ones. Those that the node does not have are ignored.
