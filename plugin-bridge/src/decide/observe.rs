@@ -1,0 +1,240 @@
+//! What was seen, and what follows from it: who a promise was for, what was missed, and (rule I3) what is free again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpu_migrate_model::ask::ContainerKind;
+use gpu_migrate_model::ledger::HolderId;
+
+use super::grants::{DeviceKey, Grant, GrantId, Resource};
+use super::{Books, Millis, PodView};
+use crate::checkpoint::{Checkpoint, Deviation, Entry};
+use crate::kubelet::podresources::ContainerDevices;
+
+impl Books {
+    /// The complete set of the node's pods, as the API has them.
+    pub fn observe_pods(&mut self, pods: Vec<PodView>, now: Millis) {
+        self.pods.replace(pods, now);
+        self.reconcile(now);
+        self.touch();
+    }
+
+    /// One pod's new state in the API.
+    pub fn observe_pod(&mut self, pod: PodView, now: Millis) {
+        self.pods.upsert(pod);
+        self.reconcile(now);
+        self.touch();
+    }
+
+    /// A pod left the API.
+    pub fn observe_pod_gone(&mut self, uid: &str, now: Millis) {
+        self.pods.remove(uid, now);
+        self.reconcile(now);
+        self.touch();
+    }
+
+    /// The kubelet started anew. What it never wrote down, it does not know any more.
+    pub fn observe_kubelet_start(&mut self, now: Millis) {
+        self.restarted = Some(now);
+    }
+
+    /// The kubelet's book, read whole at `now`.
+    pub fn observe_book(&mut self, book: &Checkpoint<'_>, now: Millis) {
+        let mut seen = BTreeSet::new();
+        for (resource, keys, holder) in self.rows_of_interest(book) {
+            if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
+                seen.insert(id);
+                if !self.grants[&id].confirmed {
+                    self.confirm(id, holder);
+                }
+            } else if !self.is_gone(&holder, &keys, now) {
+                let actual = self.remembered(&resource, &keys).unwrap_or_else(|| keys.clone());
+                seen.insert(self.found(Grant::new(resource, keys, actual, now).of(holder)));
+            }
+        }
+        for grant in self.grants.values_mut() {
+            grant.absent_since = grant.absent_since.or(Some(now));
+        }
+        for id in &seen {
+            if let Some(grant) = self.grants.get_mut(id) {
+                grant.absent_since = None;
+            }
+        }
+        self.keep_unclaimed_deviations(now);
+        self.book_read = Some(now);
+        if let Some(restarted) = self.restarted.take() {
+            self.forget_unwritten(restarted);
+        }
+        self.reconcile(now);
+    }
+
+    /// What pod-resources lists; it was asked at `asked`.
+    pub fn observe_list(&mut self, rows: &[ContainerDevices], asked: Millis, now: Millis) {
+        self.pods.listed(rows, asked);
+        for row in rows {
+            let pod = self.pods.pods.values().find(|p| p.namespace == row.namespace && p.name == row.pod);
+            let Some(holder) = pod.map(|p| HolderId::new(&p.uid, &row.container)) else { continue };
+            for (name, ids) in &row.devices {
+                let resource = self.resource(name);
+                let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
+                let unconfirmed = |(_, g): &(&GrantId, &Grant)| !g.confirmed && g.resource == resource && g.kubelet == keys;
+                if let Some(id) = self.grants.iter().find(unconfirmed).map(|(id, _)| *id) {
+                    self.confirm(id, holder.clone());
+                }
+            }
+        }
+        self.reconcile(now);
+    }
+
+    /// Whether asking pod-resources now could free something.
+    #[must_use]
+    pub fn wants_list(&self) -> bool {
+        self.grants.values().any(|g| g.gone_since.is_some_and(|since| self.pods.listed_at().is_none_or(|at| at <= since)))
+    }
+
+    /// Time has passed: releases what two sources call gone.
+    pub fn reconcile(&mut self, now: Millis) {
+        let ids: Vec<GrantId> = self.grants.keys().copied().collect();
+        for id in ids {
+            let Some(grant) = self.grants.get(&id) else { continue };
+            let gone = if grant.confirmed { self.holder_is_gone(id, now) } else { self.was_never_taken_up(grant, now) };
+            if gone {
+                self.release(id);
+            }
+        }
+        if self.withdrawn.values().any(|until| *until <= now) {
+            self.withdrawn.retain(|_, until| *until > now);
+            self.touch();
+        }
+    }
+
+    /// I3 for a known holder: the API says gone, and so does the kubelet; or the kubelet cannot be asked, and it has
+    /// stayed gone for the grace period.
+    fn holder_is_gone(&mut self, id: GrantId, now: Millis) -> bool {
+        let Some(grant) = self.grants.get(&id) else { return false };
+        let uid = &grant.holder.pod_uid;
+        if self.pods.gone_in_api(uid) != Some(true) {
+            if let Some(grant) = self.grants.get_mut(&id) {
+                grant.gone_since = None;
+            }
+            return false;
+        }
+        let gone_since = grant.gone_since.unwrap_or(now);
+        let in_time = self.pods.had_time_to_end(uid, now, self.settings.force_grace);
+        let ids = self.ids_of(&grant.kubelet);
+        let listed = self.pods.listed_by_kubelet(uid, ids.iter().map(String::as_str), gone_since);
+        let absent = grant.absent_since.is_some();
+        if let Some(grant) = self.grants.get_mut(&id) {
+            grant.gone_since = Some(gone_since);
+        }
+        in_time
+            && match listed {
+                Some(listed) => !listed,
+                // The book lags behind (rows of finished pods stay), so a row that is missing there says as much as a list.
+                None => absent || now.saturating_sub(gone_since) >= self.settings.grace,
+            }
+    }
+
+    /// A promise that neither the kubelet's book nor its API has ever shown.
+    fn was_never_taken_up(&self, grant: &Grant, now: Millis) -> bool {
+        let Some(absent) = grant.absent_since else { return false };
+        now.saturating_sub(absent) >= self.settings.unclaimed
+            && self.pods.listed_by_kubelet("", self.ids_of(&grant.kubelet).iter().map(String::as_str), grant.since)
+                != Some(true)
+    }
+
+    /// Whether a row of the book is of a pod that two sources call gone: rows of finished pods stay for a while.
+    fn is_gone(&self, holder: &HolderId, keys: &BTreeSet<DeviceKey>, now: Millis) -> bool {
+        let ids = self.ids_of(keys);
+        self.pods.gone_in_api(&holder.pod_uid) == Some(true)
+            && self.pods.had_time_to_end(&holder.pod_uid, now, self.settings.force_grace)
+            && self.pods.listed_by_kubelet(&holder.pod_uid, ids.iter().map(String::as_str), 0) == Some(false)
+    }
+
+    /// Rows about our resources or our cards, init containers first (what they hand on belongs to those after them).
+    fn rows_of_interest(&self, book: &Checkpoint<'_>) -> Vec<(Resource, BTreeSet<DeviceKey>, HolderId)> {
+        let mut rows: Vec<_> = book
+            .entries
+            .iter()
+            .filter_map(|Entry { pod_uid, container, resource, ids, .. }| {
+                let resource = self.resource(resource);
+                let keys = self.keys(&resource, ids.iter().map(|id| &**id))?;
+                Some((resource, keys, HolderId::new(&**pod_uid, &**container)))
+            })
+            .collect();
+        rows.sort_by_key(|(.., holder)| {
+            let kind = self.pods.get(&holder.pod_uid).and_then(|p| p.container(&holder.container)).map(|c| c.ask.kind);
+            kind != Some(ContainerKind::Init)
+        });
+        rows
+    }
+
+    /// The keys of these IDs, if there is one that we keep books of.
+    fn keys<'a>(&self, resource: &Resource, ids: impl Iterator<Item = &'a str>) -> Option<BTreeSet<DeviceKey>> {
+        let keys: BTreeSet<DeviceKey> = ids.filter_map(|id| self.key(resource, id)).collect();
+        let ours = keys.iter().any(|key| self.card_of(key).is_some());
+        ours.then_some(keys)
+    }
+
+    /// The promise that a row of the book is about.
+    fn match_row(
+        &self,
+        resource: &Resource,
+        keys: &BTreeSet<DeviceKey>,
+        holder: &HolderId,
+        seen: &BTreeSet<GrantId>,
+    ) -> Option<GrantId> {
+        let same = || {
+            self.grants.iter().filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
+        };
+        let confirmed = same().find(|(_, g)| g.confirmed && g.holder == *holder);
+        let guessed = || same().find(|(_, g)| !g.confirmed && g.candidate.as_ref() == Some(holder));
+        let any = || same().find(|(_, g)| !g.confirmed);
+        confirmed.or_else(guessed).or_else(any).map(|(id, _)| *id)
+    }
+
+    /// What an earlier life gave in place of these devices.
+    fn remembered(&mut self, resource: &Resource, keys: &BTreeSet<DeviceKey>) -> Option<BTreeSet<DeviceKey>> {
+        let name = self.resource_name(resource).to_owned();
+        let is = |d: &Deviation| {
+            d.resource == name && self.keys(resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(keys)
+        };
+        let position = self.journal.iter().position(is)?;
+        let deviation = self.journal.swap_remove(position);
+        self.keys(resource, deviation.actual_ids())
+    }
+
+    /// Deviations of an earlier life that the book does not show (yet): held like any other promise not yet taken up.
+    fn keep_unclaimed_deviations(&mut self, now: Millis) {
+        for deviation in std::mem::take(&mut self.journal) {
+            let resource = self.resource(&deviation.resource);
+            let kubelet = self.keys(&resource, deviation.kubelet.iter().map(String::as_str));
+            let actual = self.keys(&resource, deviation.actual_ids());
+            if let (Some(kubelet), Some(actual)) = (kubelet, actual) {
+                let mut grant = Grant::new(resource, kubelet, actual, now);
+                grant.absent_since = Some(now);
+                // Two stand-ins must not be taken for the same pod's.
+                grant.holder = HolderId::new(format!("?journal-{}", self.grants.len()), "?");
+                self.found(grant);
+            }
+        }
+    }
+
+    /// The kubelet that was promised these is gone, its successor read a book without them: no container ever had them.
+    fn forget_unwritten(&mut self, restarted: Millis) {
+        let unwritten: Vec<GrantId> = self
+            .grants
+            .iter()
+            .filter(|(_, g)| !g.confirmed && g.since < restarted && g.absent_since.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in unwritten {
+            self.release(id);
+        }
+    }
+
+    /// Who holds each device by the kubelet's own list, for comparing.
+    #[must_use]
+    pub fn by_device(rows: &[ContainerDevices]) -> BTreeMap<&str, &ContainerDevices> {
+        rows.iter().flat_map(|row| row.devices.values().flatten().map(move |id| (id.as_str(), row))).collect()
+    }
+}

@@ -1,0 +1,209 @@
+//! The node's pods, as far as devices are concerned, and whether they are gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpu_migrate_model::ask::ContainerAsk;
+use gpu_migrate_model::units::CardIndex;
+
+use super::Millis;
+use crate::kubelet::podresources::ContainerDevices;
+
+/// `status.phase`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodPhase {
+    /// Bound, and not all containers have started yet.
+    #[default]
+    Pending,
+    /// At least one container runs or will run again.
+    Running,
+    /// All containers ended well.
+    Succeeded,
+    /// All containers ended, or the kubelet refused the pod.
+    Failed,
+}
+
+impl PodPhase {
+    /// No container of it runs, and none ever will.
+    #[must_use]
+    pub const fn terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// One container's part of a [`PodView`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerView {
+    /// Name, kind, place in its list, and what it asks for.
+    pub ask: ContainerAsk,
+    /// The cards that the extender chose; empty where it chose none.
+    pub reserved: Vec<CardIndex>,
+}
+
+/// What is known of one pod bound to this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodView {
+    /// The UID by which the kubelet knows it.
+    pub uid: String,
+    /// The UID in the API (another one only for static pods).
+    pub api_uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Where it is in its life.
+    pub phase: PodPhase,
+    /// `status.reason`, for example `UnexpectedAdmissionError`.
+    pub reason: String,
+    /// Its deletion was asked for.
+    pub deleting: bool,
+    /// Something other than a person made it, and will make it again.
+    pub controlled: bool,
+    /// What the kubelet's admission follows: the extender's time (nanoseconds), else creation.
+    pub order: u64,
+    /// Init containers and sidecars in order, then app containers.
+    pub containers: Vec<ContainerView>,
+    /// Annotations of ours and gpu-manager's.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl PodView {
+    /// The container of this name.
+    #[must_use]
+    pub fn container(&self, name: &str) -> Option<&ContainerView> {
+        self.containers.iter().find(|c| c.ask.name == name)
+    }
+}
+
+/// Pods of the API, and the kubelet's own last word.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PodTable {
+    /// By the kubelet's UID.
+    pub(super) pods: BTreeMap<String, PodView>,
+    /// All pods of the node were seen at least once.
+    pub(super) synced: bool,
+    /// Pods that left the API: name, and whether they were seen to end first.
+    departed: BTreeMap<String, Departed>,
+    listed: Option<Listed>,
+}
+
+#[derive(Clone, Debug)]
+struct Departed {
+    namespace: String,
+    name: String,
+    ended: bool,
+    at: Millis,
+}
+
+/// A pod-resources List, indexed for "does the kubelet still list it".
+#[derive(Clone, Debug, Default)]
+struct Listed {
+    at: Millis,
+    by_pod: BTreeSet<(String, String)>,
+    device_owner: BTreeMap<String, (String, String)>,
+}
+
+/// How many pods that left are remembered by name.
+const DEPARTED_KEPT: usize = 1024;
+
+impl PodTable {
+    /// Takes the complete set of the node's pods.
+    pub(super) fn replace(&mut self, pods: Vec<PodView>, now: Millis) {
+        let fresh: BTreeMap<String, PodView> = pods.into_iter().map(|p| (p.uid.clone(), p)).collect();
+        for (uid, old) in std::mem::take(&mut self.pods) {
+            if !fresh.contains_key(&uid) {
+                self.note_departure(uid, &old, now);
+            }
+        }
+        self.pods = fresh;
+        self.synced = true;
+    }
+
+    /// Takes one pod's new state.
+    pub(super) fn upsert(&mut self, pod: PodView) {
+        self.pods.insert(pod.uid.clone(), pod);
+    }
+
+    /// Takes the news that a pod left the API.
+    pub(super) fn remove(&mut self, uid: &str, now: Millis) {
+        if let Some(old) = self.pods.remove(uid) {
+            self.note_departure(uid.to_owned(), &old, now);
+        }
+    }
+
+    fn note_departure(&mut self, uid: String, old: &PodView, now: Millis) {
+        if self.departed.len() >= DEPARTED_KEPT {
+            let oldest = self.departed.iter().min_by_key(|(_, d)| d.at).map(|(uid, _)| uid.clone());
+            oldest.map(|uid| self.departed.remove(&uid));
+        }
+        let ended = old.phase.terminal();
+        self.departed
+            .insert(uid, Departed { namespace: old.namespace.clone(), name: old.name.clone(), ended, at: now });
+    }
+
+    /// Takes a pod-resources List that was asked for at `at`.
+    pub(super) fn listed(&mut self, rows: &[ContainerDevices], at: Millis) {
+        let mut listed = Listed { at, ..Listed::default() };
+        for row in rows {
+            let pod = (row.namespace.clone(), row.pod.clone());
+            for id in row.devices.values().flatten() {
+                listed.device_owner.insert(id.clone(), pod.clone());
+            }
+            listed.by_pod.insert(pod);
+        }
+        self.listed = Some(listed);
+    }
+
+    pub(super) fn listed_at(&self) -> Option<Millis> {
+        self.listed.as_ref().map(|l| l.at)
+    }
+
+    pub(super) fn get(&self, uid: &str) -> Option<&PodView> {
+        self.pods.get(uid)
+    }
+
+    /// Namespace and name of a pod, also of one that left.
+    pub(super) fn name_of(&self, uid: &str) -> Option<(&str, &str)> {
+        match self.pods.get(uid) {
+            Some(p) => Some((&p.namespace, &p.name)),
+            None => self.departed.get(uid).map(|d| (d.namespace.as_str(), d.name.as_str())),
+        }
+    }
+
+    /// The API's word: absent, or terminal. `None` while the API has not been heard.
+    pub(super) fn gone_in_api(&self, uid: &str) -> Option<bool> {
+        match self.pods.get(uid) {
+            Some(pod) => Some(pod.phase.terminal()),
+            None if self.synced => Some(true),
+            None => None,
+        }
+    }
+
+    /// Left the API without having been seen to end: deleted with force, its containers may still run.
+    fn left_unended_at(&self, uid: &str) -> Option<Millis> {
+        self.departed.get(uid).filter(|d| !d.ended).map(|d| d.at)
+    }
+
+    /// The kubelet's word, by pod-resources: whether it lists these devices for this pod. `None` where it was not asked
+    /// after `since`.
+    pub(super) fn listed_by_kubelet<'a>(
+        &self,
+        uid: &str,
+        mut ids: impl Iterator<Item = &'a str>,
+        since: Millis,
+    ) -> Option<bool> {
+        let listed = self.listed.as_ref().filter(|l| l.at > since)?;
+        Some(match self.name_of(uid) {
+            Some((namespace, name)) => {
+                let pod = (namespace.to_owned(), name.to_owned());
+                listed.by_pod.contains(&pod) && ids.any(|id| listed.device_owner.get(id) == Some(&pod))
+            }
+            // A pod whose name was never learnt: any lister of its devices may be it.
+            None => ids.any(|id| listed.device_owner.contains_key(id)),
+        })
+    }
+
+    /// Whether a pod deleted with force has had its time to end.
+    pub(super) fn had_time_to_end(&self, uid: &str, now: Millis, grace: Millis) -> bool {
+        self.left_unended_at(uid).is_none_or(|at| now.saturating_sub(at) >= grace)
+    }
+}

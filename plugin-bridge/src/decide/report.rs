@@ -1,0 +1,186 @@
+//! What others are told: the file of deviations, annotations on pods, holders for the GPUShadow, and disagreement of sources.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpu_migrate_model::annotation::{card_key, write_cards};
+use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::names;
+use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+
+use super::grants::{DeviceKey, Grant, Resource};
+use super::{Books, Millis};
+use crate::checkpoint::{Deviation, DeviationData, DeviationFile};
+use crate::kubelet::podresources::ContainerDevices;
+
+/// Annotations that a pod should have and does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodNote {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID in the API, so that a successor of the same name is not annotated.
+    pub uid: String,
+    /// What to set.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// One container on one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderReport {
+    /// The card.
+    pub card: CardIndex,
+    /// Namespace of the pod; empty while unknown.
+    pub namespace: String,
+    /// Name of the pod; empty while unknown.
+    pub pod: String,
+    /// UID of the pod; empty while unknown.
+    pub uid: String,
+    /// Name of the container; empty while unknown.
+    pub container: String,
+    /// Compute; a whole card for a legacy holder.
+    pub cores: Cores,
+    /// Memory; the whole card's for a legacy holder.
+    pub blocks: Blocks,
+    /// Holds the card through one of NVIDIA's resources.
+    pub legacy: bool,
+}
+
+/// A card about which the sources do not agree.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Drift {
+    /// The card.
+    pub card: CardIndex,
+    /// What does not agree, in one sentence.
+    pub what: String,
+}
+
+impl Books {
+    /// The whole content of `nvidia_checkpoint`.
+    #[must_use]
+    pub fn deviations(&self) -> DeviationFile {
+        let entries = self.grants.values().filter(|g| g.deviates()).map(|grant| {
+            let known = grant.whose();
+            let mut actual: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for key in &grant.actual {
+                let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);
+                actual.entry(numa.to_string()).or_default().push(self.id_of(key));
+            }
+            Deviation {
+                pod_uid: known.map(|h| h.pod_uid.clone()).unwrap_or_default(),
+                container: known.map(|h| h.container.clone()).unwrap_or_default(),
+                resource: self.resource_name(&grant.resource).to_owned(),
+                actual,
+                kubelet: self.ids_of(&grant.kubelet),
+                answer: String::new(),
+            }
+        });
+        DeviationFile { data: DeviationData { entries: entries.collect() } }
+    }
+
+    /// What the pods' annotations lack of the truth.
+    #[must_use]
+    pub fn notes(&self) -> Vec<PodNote> {
+        let mut wanted: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
+        for grant in self.grants.values().filter(|g| g.confirmed) {
+            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.phase.terminal()) else { continue };
+            let cards: Vec<CardIndex> = self.cards_of(&grant.actual).into_iter().collect();
+            let notes = wanted.entry(&pod.uid).or_default();
+            match grant.resource {
+                Resource::Legacy(_) => {
+                    notes.insert(format!("{}{}", names::LEGACY_CARDS_PREFIX, grant.holder.container), write_cards(&cards));
+                }
+                Resource::Shared(SharedResource::Cores) => {
+                    if let Some(container) = pod.container(&grant.holder.container) {
+                        notes.insert(card_key(&container.ask), write_cards(&cards));
+                        notes.insert(names::GPU_ASSIGNED.to_owned(), "true".to_owned());
+                    }
+                }
+                Resource::Shared(SharedResource::Memory) => {}
+            }
+        }
+        wanted
+            .into_iter()
+            .filter_map(|(uid, mut annotations)| {
+                let pod = self.pods.get(uid)?;
+                annotations.retain(|key, value| pod.annotations.get(key) != Some(value));
+                (!annotations.is_empty()).then(|| PodNote {
+                    namespace: pod.namespace.clone(),
+                    name: pod.name.clone(),
+                    uid: pod.api_uid.clone(),
+                    annotations,
+                })
+            })
+            .collect()
+    }
+
+    /// Every container on every card, by the ledger.
+    #[must_use]
+    pub fn holders(&self) -> Vec<HolderReport> {
+        let mut reports = Vec::new();
+        for card in self.ledger.indexes() {
+            for (holder, hold) in self.ledger.holds(card) {
+                let (cores, blocks, legacy) = match hold {
+                    gpu_migrate_model::ledger::Hold::Legacy(_) => {
+                        (Cores::CARD, self.ledger.card(card).map(|c| c.blocks()).unwrap_or_default(), true)
+                    }
+                    gpu_migrate_model::ledger::Hold::Share { cores, blocks, .. } => (*cores, *blocks, false),
+                };
+                let who = self.known(holder);
+                let (namespace, pod) = who.and_then(|h| self.pods.name_of(&h.pod_uid)).unwrap_or_default();
+                reports.push(HolderReport {
+                    card,
+                    namespace: namespace.to_owned(),
+                    pod: pod.to_owned(),
+                    uid: who.map(|h| h.pod_uid.clone()).unwrap_or_default(),
+                    container: who.map(|h| h.container.clone()).unwrap_or_default(),
+                    cores,
+                    blocks,
+                    legacy,
+                });
+            }
+        }
+        reports
+    }
+
+    /// The container behind a holder in the ledger: itself, or the one that a stand-in is probably for.
+    fn known<'a>(&'a self, holder: &'a HolderId) -> Option<&'a HolderId> {
+        if !holder.pod_uid.starts_with('?') {
+            return Some(holder);
+        }
+        self.grants.values().find(|g| g.holder == *holder)?.candidate.as_ref()
+    }
+
+    /// Where the ledger, pod-resources and the pods do not agree, by card. Promises younger than `settled` are left out.
+    #[must_use]
+    pub fn drift(&self, rows: &[ContainerDevices], settled: Millis, now: Millis) -> Vec<Drift> {
+        let mut drift = BTreeSet::new();
+        let old = |g: &Grant| now.saturating_sub(g.since) >= settled;
+        let by_device = Self::by_device(rows);
+        for grant in self.grants.values().filter(|g| g.confirmed && old(g)) {
+            let listed = grant.kubelet.iter().any(|key| by_device.contains_key(self.id_of(key).as_str()));
+            let gone = self.pods.gone_in_api(&grant.holder.pod_uid) == Some(true);
+            let what = match (listed, gone) {
+                (true, true) => "is gone from the API but the kubelet still lists it",
+                (false, false) => "is in the ledger but the kubelet does not list it",
+                _ => continue,
+            };
+            for card in self.cards_of(&grant.actual) {
+                drift.insert(Drift { card, what: format!("{} {what}", grant.holder) });
+            }
+        }
+        let booked: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.kubelet).collect();
+        for row in rows {
+            for (name, ids) in &row.devices {
+                let resource = self.resource(name);
+                for key in ids.iter().filter_map(|id| self.key(&resource, id)) {
+                    let Some(card) = self.card_of(&key).filter(|_| !booked.contains(&key)) else { continue };
+                    let what = format!("{}/{} container {} is listed by the kubelet but not in the ledger", row.namespace, row.pod, row.container);
+                    drift.insert(Drift { card, what });
+                }
+            }
+        }
+        drift.into_iter().collect()
+    }
+}

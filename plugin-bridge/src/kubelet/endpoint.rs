@@ -1,0 +1,239 @@
+//! One resource's life with the kubelet: serve, register, notice that it must be done again, and do it again.
+//!
+//! The order is the kubelet's (`pkg/kubelet/cm/devicemanager`): `Register` dials back before it returns, so the socket is served
+//! first; and when an *old* `ListAndWatch` ends after a *new* registration, the kubelet drops the new one, so the old server is
+//! gone before the new one registers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint as Dial, Server};
+
+use super::directory::{DirectoryWatch, Stamp};
+use crate::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use crate::proto::deviceplugin::registration_client::RegistrationClient;
+use crate::proto::deviceplugin::{DevicePluginOptions, RegisterRequest, VERSION};
+
+/// The kubelet calls back for the options, up to 10 s, before `Register` returns.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(12);
+/// How long old streams get to end before their server is dropped.
+const DRAIN: Duration = Duration::from_millis(500);
+/// What the kubelet needs to notice that an old stream has ended, when it is the same kubelet.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Shortest and longest wait after a failed registration.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Why serving or registering failed this time. It is tried again for ever.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// The socket could not be made.
+    #[error("cannot serve {path}: {source}; the device plugin directory must exist and be writable")]
+    Bind {
+        /// Path of our socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Nobody answers on the kubelet's socket.
+    #[error("cannot reach the kubelet on {path}: {source}")]
+    Dial {
+        /// Path of the kubelet's socket.
+        path: PathBuf,
+        /// What the transport said.
+        source: tonic::transport::Error,
+    },
+    /// The kubelet refused.
+    #[error("the kubelet refused to register {resource}: {status}")]
+    Refused {
+        /// The resource.
+        resource: String,
+        /// The kubelet's answer.
+        status: Box<tonic::Status>,
+    },
+}
+
+/// What a registration is made with.
+#[derive(Clone, Debug)]
+pub struct EndpointSpec {
+    /// Resource name.
+    pub resource: String,
+    /// File name of our socket in the device plugin directory.
+    pub socket: String,
+    /// What the kubelet may call.
+    pub options: DevicePluginOptions,
+}
+
+/// Where a resource stands with the kubelet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Successful registrations so far.
+    pub registrations: u64,
+    /// Registered now, as far as we know.
+    pub registered: bool,
+}
+
+/// Makes a fresh service for each registration; the token ends its streams.
+pub type MakeService<S> = Arc<dyn Fn(CancellationToken) -> S + Send + Sync>;
+
+/// Serves and registers one resource until `stop`, whatever the kubelet does.
+pub async fn run<S: DevicePlugin>(
+    spec: EndpointSpec,
+    mut directory: DirectoryWatch,
+    make: MakeService<S>,
+    standing: watch::Sender<Standing>,
+    stop: CancellationToken,
+) {
+    let kubelet = directory.path().join("kubelet.sock");
+    let own = directory.path().join(&spec.socket);
+    let mut back_off = BACK_OFF.0;
+    while !stop.is_cancelled() {
+        let Some(kubelet_stamp) = Stamp::of(&kubelet) else {
+            tokio::select! { () = directory.changed() => continue, () = stop.cancelled() => break }
+        };
+        match Session::start(&spec, &own, &kubelet, &make).await {
+            Ok(session) => {
+                back_off = BACK_OFF.0;
+                standing.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
+                tracing::info!(resource = %spec.resource, socket = %own.display(), "registered with the kubelet");
+                let same_kubelet = session.outlive(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
+                standing.send_modify(|s| s.registered = false);
+                if same_kubelet {
+                    tokio::time::sleep(SETTLE).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(resource = %spec.resource, %error, retry_in = ?back_off, "registration failed");
+                tokio::select! {
+                    () = tokio::time::sleep(back_off) => {}
+                    () = stop.cancelled() => break,
+                }
+                back_off = (back_off * 2).min(BACK_OFF.1);
+            }
+        }
+    }
+    let _ = std::fs::remove_file(&own);
+}
+
+/// One served socket and its registration.
+struct Session {
+    own: Stamp,
+    streams: CancellationToken,
+    server: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Session {
+    async fn start<S: DevicePlugin>(
+        spec: &EndpointSpec,
+        own: &Path,
+        kubelet: &Path,
+        make: &MakeService<S>,
+    ) -> Result<Self, EndpointError> {
+        let listener = bind(own)?;
+        let stamp = Stamp::of(own).ok_or_else(|| EndpointError::Bind {
+            path: own.to_path_buf(),
+            source: std::io::Error::new(std::io::ErrorKind::NotFound, "the socket vanished at once"),
+        })?;
+        let streams = CancellationToken::new();
+        let service = DevicePluginServer::new(make(streams.clone()));
+        let server = Server::builder()
+            .add_service(service)
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), streams.clone().cancelled_owned());
+        let session = Self { own: stamp, streams, server: tokio::spawn(server) };
+        match register(spec, kubelet).await {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                session.end().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns when this registration is over: whether the kubelet is still the same.
+    async fn outlive(
+        mut self,
+        directory: &mut DirectoryWatch,
+        kubelet: &Path,
+        kubelet_stamp: Stamp,
+        own: &Path,
+        stop: &CancellationToken,
+    ) -> bool {
+        loop {
+            let now = Stamp::of(kubelet);
+            if now != Some(kubelet_stamp) || Stamp::of(own) != Some(self.own) {
+                break;
+            }
+            tokio::select! {
+                () = directory.changed() => {}
+                () = stop.cancelled() => break,
+                _ = &mut self.server => break,
+            }
+        }
+        let same_kubelet = Stamp::of(kubelet) == Some(kubelet_stamp);
+        self.end().await;
+        same_kubelet
+    }
+
+    /// Ends all streams, then the server, and waits for both.
+    async fn end(mut self) {
+        self.streams.cancel();
+        if !self.server.is_finished() && tokio::time::timeout(DRAIN, &mut self.server).await.is_err() {
+            self.server.abort();
+        }
+    }
+}
+
+/// Binds a fresh socket that only root may use, replacing a stale one.
+///
+/// # Errors
+/// [`EndpointError::Bind`].
+pub fn bind(path: &Path) -> Result<UnixListener, EndpointError> {
+    let bind = || {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    };
+    bind().map_err(|source| EndpointError::Bind { path: path.to_path_buf(), source })
+}
+
+async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointError> {
+    let channel = dial(kubelet)
+        .await
+        .map_err(|source| EndpointError::Dial { path: kubelet.to_path_buf(), source })?;
+    let mut request = tonic::Request::new(RegisterRequest {
+        version: VERSION.into(),
+        endpoint: spec.socket.clone(),
+        resource_name: spec.resource.clone(),
+        options: Some(spec.options),
+    });
+    request.set_timeout(REGISTER_TIMEOUT);
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .map(|_| ())
+        .map_err(|status| EndpointError::Refused { resource: spec.resource.clone(), status: Box::new(status) })
+}
+
+/// A gRPC channel to a unix socket.
+///
+/// # Errors
+/// What the transport said.
+pub async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    let socket = socket.to_path_buf();
+    let connect = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    // The URI only fills `:authority`; the connector decides where to go.
+    Dial::from_static("http://localhost").connect_timeout(Duration::from_secs(5)).connect_with_connector(connect).await
+}

@@ -1,0 +1,20 @@
+//! The two protocols spoken on the node, as generated from `proto/`.
+
+#![allow(missing_docs, unreachable_pub, clippy::all)]
+
+/// The device plugin API, v1beta1: the kubelet's `Registration` and a plugin's `DevicePlugin`.
+pub mod deviceplugin {
+    tonic::include_proto!("v1beta1");
+
+    /// The version string every plugin of this API registers with.
+    pub const VERSION: &str = "v1beta1";
+    /// Health of a device that may be handed out.
+    pub const HEALTHY: &str = "Healthy";
+    /// Health of a device that may not be handed out; who has it keeps it.
+    pub const UNHEALTHY: &str = "Unhealthy";
+}
+
+/// The pod-resources API, v1: which container has which devices, as the kubelet sees it now.
+pub mod podresources {
+    tonic::include_proto!("v1");
+}
