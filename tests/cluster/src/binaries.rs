@@ -1,0 +1,273 @@
+//! The programs of the cluster: found, or built once and kept outside the repository.
+//!
+//! Debian's packages give etcd, containerd and runc. Kubernetes and NVIDIA's plugin are taken from `KUBEBUILDER_ASSETS` or
+//! the `PATH`, else built by Go from the pinned modules into
+//! `${GPU_MIGRATE_CACHE:-${XDG_CACHE_HOME:-~/.cache}/gpu-migrate}/bin/<what>-<version>/`, one after the other: two at a time
+//! need more memory and are no faster on two cores. Our own binaries are built by cargo, or taken from `GPU_MIGRATE_BIN_DIR`.
+
+use std::{
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::process::output;
+
+const KUBERNETES_GO_MOD: &str = include_str!("../go.mod");
+const NVIDIA_GO_MOD: &str = include_str!("../nvidia/go.mod");
+const WORK_SOURCE: &str = include_str!("../work/main.go");
+const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
+
+/// What has to be installed, and the Debian package that brings it.
+const PACKAGES: [(&str, &str); 8] = [
+    ("etcd", "etcd-server"),
+    ("containerd", "containerd"),
+    ("containerd-shim-runc-v2", "containerd"),
+    ("ctr", "containerd"),
+    ("runc", "runc"),
+    ("setpriv", "util-linux"),
+    ("cc", "gcc"),
+    ("go", "golang (1.26 or newer: Kubernetes asks for it)"),
+];
+
+/// Paths of all programs.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    /// etcd.
+    pub etcd: PathBuf,
+    /// containerd.
+    pub containerd: PathBuf,
+    /// containerd's own client, for the image import.
+    pub ctr: PathBuf,
+    /// kube-apiserver.
+    pub apiserver: PathBuf,
+    /// kube-controller-manager.
+    pub controller_manager: PathBuf,
+    /// kube-scheduler.
+    pub scheduler: PathBuf,
+    /// kubelet.
+    pub kubelet: PathBuf,
+    /// NVIDIA's device plugin.
+    pub nvidia_plugin: PathBuf,
+    /// The folder with the stand-in `libnvidia-ml.so.1`.
+    pub nvml: PathBuf,
+    /// The one program of all pods, see `work/main.go`.
+    pub work: PathBuf,
+}
+
+/// Why the scenarios cannot run here, or `None` if nobody asked for them.
+///
+/// # Errors
+/// If they were asked for (`GPU_MIGRATE_CLUSTER=1`) but something is missing: everything that is, in one message.
+pub fn asked_for() -> Result<bool> {
+    if env::var("GPU_MIGRATE_CLUSTER").as_deref() != Ok("1") {
+        return Ok(false);
+    }
+    let mut missing: Vec<String> = PACKAGES
+        .iter()
+        .filter(|(program, _)| find(program).is_none())
+        .map(|(program, package)| format!("{program} (Debian package {package})"))
+        .collect();
+    if !nix::unistd::geteuid().is_root() {
+        missing.push("root: a kubelet mounts and makes cgroups".into());
+    }
+    if missing.is_empty() {
+        return Ok(true);
+    }
+    bail!("GPU_MIGRATE_CLUSTER=1 asks for the cluster scenarios, but there is no {}", missing.join(", no "))
+}
+
+impl Binaries {
+    /// Finds or builds all of them. Cold this takes minutes, so it says what it is doing.
+    ///
+    /// # Errors
+    /// If a program is neither found nor built.
+    pub fn prepare() -> Result<Self> {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let kubernetes = |name: &str| go_tool(here, KUBERNETES_GO_MOD, "k8s.io/kubernetes", name);
+        Ok(Self {
+            etcd: installed("etcd")?,
+            containerd: installed("containerd")?,
+            ctr: installed("ctr")?,
+            kubelet: kubernetes("kubelet")?,
+            apiserver: kubernetes("kube-apiserver")?,
+            controller_manager: kubernetes("kube-controller-manager")?,
+            scheduler: kubernetes("kube-scheduler")?,
+            nvidia_plugin: go_tool(
+                &here.join("nvidia"),
+                NVIDIA_GO_MOD,
+                "github.com/NVIDIA/k8s-device-plugin",
+                "nvidia-device-plugin",
+            )?,
+            nvml: nvml(here)?,
+            work: work(here)?,
+        })
+    }
+}
+
+/// The version that a `go.mod` requires of a module.
+fn required_version<'a>(go_mod: &'a str, module: &str) -> Result<&'a str> {
+    go_mod
+        .lines()
+        .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
+        .find(|(name, _)| *name == module)
+        .and_then(|(_, rest)| rest.split_whitespace().next())
+        .with_context(|| format!("go.mod requires no {module}"))
+}
+
+/// Builds `<module>/cmd/<name>` unless it is installed or in the cache.
+fn go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<PathBuf> {
+    if let Some(found) = find(name) {
+        return Ok(found);
+    }
+    let version = required_version(go_mod, module)?;
+    let (major, minor) = version.trim_start_matches('v').split_once('.').context("a version has a dot")?;
+    let minor = minor.split('.').next().unwrap_or_default();
+    // Kubernetes' components compare versions among each other; NVIDIA's plugin ignores the variables and needs its NVML
+    // symbols bound late, since the library is loaded at run time.
+    let variables = "k8s.io/component-base/version";
+    let ldflags = format!(
+        "-s -w -extldflags=-Wl,-z,lazy -X {variables}.gitVersion={version} -X {variables}.gitMajor={major} -X {variables}.gitMinor={minor}"
+    );
+    cached(&format!("{}-{version}", module.rsplit('/').next().unwrap_or(module)), name, |target| {
+        output(
+            Command::new("go")
+                .current_dir(folder)
+                .args(["build", "-trimpath", "-ldflags", &ldflags, "-o"])
+                .arg(target)
+                .arg(format!("{module}/cmd/{name}")),
+        )
+    })
+}
+
+/// The work program, for a container without any library.
+fn work(here: &Path) -> Result<PathBuf> {
+    cached(&format!("work-{}", short_digest(WORK_SOURCE)), "work", |target| {
+        output(
+            Command::new("go")
+                .current_dir(here)
+                .env("CGO_ENABLED", "0")
+                .args(["build", "-trimpath", "-ldflags", "-s -w", "-o"])
+                .arg(target)
+                .arg("./work"),
+        )
+    })
+}
+
+/// The folder of the NVML stand-in.
+fn nvml(here: &Path) -> Result<PathBuf> {
+    let library = cached(&format!("nvml-{}", short_digest(NVML_SOURCE)), "libnvidia-ml.so.1", |target| {
+        output(
+            Command::new("cc")
+                .args(["-shared", "-fPIC", "-O2", "-Wl,-soname,libnvidia-ml.so.1", "-o"])
+                .arg(target)
+                .arg(here.join("nvml/nvml.c")),
+        )
+    })?;
+    Ok(library.parent().context("a file has a folder")?.to_owned())
+}
+
+/// Our own binaries, freshly built by the cargo that runs the tests and with its profile, so that they are never stale.
+///
+/// # Errors
+/// If cargo cannot build them.
+pub fn ours() -> Result<PathBuf> {
+    if let Some(folder) = env::var_os("GPU_MIGRATE_BIN_DIR") {
+        return Ok(folder.into());
+    }
+    let me = env::current_exe().context("cannot tell where this test is")?;
+    let folder = me.ancestors().nth(2).context("a test is in <target>/<profile>/deps")?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--locked"]);
+    for package in ["gpu-migrate-webhook", "gpu-migrate-admission-ext", "gpu-migrate-plugin-bridge"] {
+        command.args(["--package", package]);
+    }
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    command.arg("--bins").env("CARGO_TARGET_DIR", folder.parent().context("a profile folder has a parent")?);
+    output(&mut command)?;
+    Ok(folder.to_owned())
+}
+
+/// `<cache>/bin/<group>/<name>`, made by `build` under another name first: a build that is cut short leaves nothing.
+fn cached(group: &str, name: &str, build: impl FnOnce(&Path) -> Result<String>) -> Result<PathBuf> {
+    let folder = cache()?.join("bin").join(group);
+    let target = folder.join(name);
+    if target.exists() {
+        return Ok(target);
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    eprintln!("building {name} ({group}) into {}", folder.display());
+    let draft = folder.join(format!(".{name}.{}", std::process::id()));
+    build(&draft)?;
+    fs::rename(&draft, &target).with_context(|| format!("cannot make {}", target.display()))?;
+    Ok(target)
+}
+
+fn cache() -> Result<PathBuf> {
+    if let Some(folder) = env::var_os("GPU_MIGRATE_CACHE") {
+        return Ok(folder.into());
+    }
+    let base = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
+        .context("none of GPU_MIGRATE_CACHE, XDG_CACHE_HOME and HOME is set")?;
+    Ok(base.join("gpu-migrate"))
+}
+
+fn installed(name: &str) -> Result<PathBuf> {
+    find(name).with_context(|| format!("{name} is neither in KUBEBUILDER_ASSETS nor on the PATH"))
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let assets = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
+    let path = env::var_os("PATH").unwrap_or_default();
+    // A cron-like PATH lacks the sbin folders, where Debian puts runc.
+    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    assets
+        .into_iter()
+        .chain(env::split_paths(&path))
+        .chain(extra)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// The first twelve hex digits of the SHA-256.
+fn short_digest(text: &str) -> String {
+    let mut hex = String::new();
+    for byte in Sha256::digest(text).iter().take(6) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_come_from_go_mod() {
+        let single = "module x\nrequire k8s.io/kubernetes v1.2.3\nreplace k8s.io/kubernetes v9 => y v1\n";
+        assert_eq!(required_version(single, "k8s.io/kubernetes").unwrap(), "v1.2.3");
+        let block = "require (\n\tgithub.com/a/b v0.1.0 // indirect\n\tgithub.com/a/c v0.2.0\n)\n";
+        assert_eq!(required_version(block, "github.com/a/b").unwrap(), "v0.1.0");
+        assert!(required_version(block, "github.com/a").is_err());
+    }
+
+    #[test]
+    fn the_pinned_modules_are_there() {
+        assert!(required_version(KUBERNETES_GO_MOD, "k8s.io/kubernetes").unwrap().starts_with("v1."));
+        assert!(
+            required_version(NVIDIA_GO_MOD, "github.com/NVIDIA/k8s-device-plugin")
+                .unwrap()
+                .starts_with("v0.")
+        );
+    }
+}

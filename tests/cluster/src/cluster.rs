@@ -1,0 +1,341 @@
+//! One cluster: started, changed, stopped.
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::json;
+
+use crate::{
+    binaries::Binaries,
+    configs::{Kit, NODE},
+    image::{self, PAUSE_IMAGE, WORK_IMAGE},
+    layout::{Layout, Ports},
+    leftovers, observe,
+    pki::Pki,
+    process::{Component, Recipe, output},
+    stage::Stage,
+    wait::{self, Seen},
+};
+
+/// Long enough for anything that works, on two busy cores.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running cluster. Dropping it stops everything and removes everything but the logs.
+pub struct Cluster {
+    /// For the API, as administrator.
+    pub client: Client,
+    /// What its components are started from.
+    pub kit: Kit,
+    /// In the order of their start.
+    components: Vec<Component>,
+    pub(crate) stage: Option<Stage>,
+    namespaces: Vec<String>,
+}
+
+impl Cluster {
+    /// Brings up Kubernetes and waits until a pod could be made: about ten seconds with all programs at hand.
+    ///
+    /// # Errors
+    /// If a component does not come up, with the end of its log.
+    pub async fn start() -> Result<Self> {
+        // A second provider in the graph would make rustls refuse to choose; an error here means one is set already.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let binaries = Binaries::prepare()?;
+        let layout = Layout::from_env();
+        leftovers::clear(&layout)?;
+        crate::process::empty(&layout.logs())?;
+        let (ports, pki) = (Ports::choose()?, Pki::new(&layout)?);
+        let admin = pki.kubeconfig(ports.apiserver, "admin", "system:masters")?;
+        let client = client(&admin).await?;
+        let kit = Kit { layout, ports, pki, binaries, admin };
+        let mut cluster = Self { client, kit, components: Vec::new(), stage: None, namespaces: Vec::new() };
+        let begin = Instant::now();
+        cluster.start_control_plane().await?;
+        cluster.start_node().await?;
+        eprintln!(
+            "cluster ready after {:.1?}; logs in {}",
+            begin.elapsed(),
+            cluster.kit.layout.logs().display()
+        );
+        Ok(cluster)
+    }
+
+    async fn start_control_plane(&mut self) -> Result<()> {
+        self.add(self.kit.etcd())?;
+        self.add(self.kit.apiserver()?)?;
+        let client = self.client.clone();
+        self.until("kube-apiserver to be ready", PATIENCE, || async {
+            let request = http_get("/readyz")?;
+            Ok(Seen::Done(client.request_text(request).await.map(drop)?))
+        })
+        .await?;
+        self.add(self.kit.controller_manager())?;
+        self.add(self.kit.scheduler(false)?)?;
+        Ok(())
+    }
+
+    async fn start_node(&mut self) -> Result<()> {
+        self.add(self.kit.containerd()?)?;
+        let (ctr, socket) = (self.kit.binaries.ctr.clone(), self.kit.layout.containerd_socket());
+        self.until("containerd to answer", PATIENCE, || async {
+            output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
+        })
+        .await?;
+        for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
+            let tar =
+                self.kit.layout.write("image.tar", image::tarball(&self.kit.binaries.work, name, verb)?)?;
+            output(
+                Command::new(&ctr)
+                    .arg("--address")
+                    .arg(&socket)
+                    .args(["--namespace", "k8s.io", "images", "import"])
+                    .arg(tar),
+            )?;
+        }
+        self.add(self.kit.kubelet()?)?;
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        self.until("the node to be Ready", PATIENCE, || async {
+            let node = nodes.get(NODE).await?;
+            let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
+            let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+            Ok(Seen::from_bool(ready, || format!("{conditions:?}")))
+        })
+        .await?;
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
+        self.until("the default service account", PATIENCE, || async {
+            Ok(Seen::Done(accounts.get("default").await.map(drop)?))
+        })
+        .await
+    }
+
+    /// Starts a component and keeps it; [`Cluster::remove`] takes it out again.
+    ///
+    /// # Errors
+    /// If it cannot be executed.
+    pub fn add(&mut self, recipe: Recipe) -> Result<()> {
+        let mut component = Component::new(recipe, &self.kit.layout.logs());
+        component.start()?;
+        self.components.push(component);
+        Ok(())
+    }
+
+    /// Stops a component for good; none of that name is fine.
+    ///
+    /// # Errors
+    /// If it does not die.
+    pub fn remove(&mut self, name: &str) -> Result<()> {
+        if let Some(index) = self.components.iter().position(|c| c.name() == name) {
+            self.components.remove(index).stop()?;
+        }
+        Ok(())
+    }
+
+    /// A component by its name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn component(&mut self, name: &str) -> Result<&mut Component> {
+        self.components
+            .iter_mut()
+            .find(|c| c.name() == name)
+            .with_context(|| format!("there is no component {name}"))
+    }
+
+    /// All components, in the order of their start.
+    pub fn components(&self) -> &[Component] {
+        &self.components
+    }
+
+    /// SIGKILL.
+    ///
+    /// # Errors
+    /// If there is no such component.
+    pub fn kill(&mut self, name: &str) -> Result<()> {
+        self.component(name)?.kill()
+    }
+
+    /// Starts a component that was killed.
+    ///
+    /// # Errors
+    /// If there is none of the name or it cannot be started.
+    pub fn start_component(&mut self, name: &str) -> Result<()> {
+        self.component(name)?.start()
+    }
+
+    /// An orderly stop, then a start.
+    ///
+    /// # Errors
+    /// If there is no such component or it cannot be started.
+    pub fn restart(&mut self, name: &str) -> Result<()> {
+        let component = self.component(name)?;
+        component.stop()?;
+        component.start()
+    }
+
+    /// Fails if any component has ended by itself.
+    ///
+    /// # Errors
+    /// With the end of its log.
+    pub fn check(&mut self) -> Result<()> {
+        self.components.iter_mut().try_for_each(Component::check)
+    }
+
+    /// Waits, and gives up at once when a component dies meanwhile.
+    ///
+    /// # Errors
+    /// At the deadline, or with the end of a dead component's log.
+    pub async fn until<T, F, Fut>(&mut self, what: &str, within: Duration, mut look: F) -> Result<T>
+    where
+        F: FnMut() -> Fut,
+        Fut: Future<Output = Result<Seen<T>>>,
+    {
+        let (sender, mut dead) = tokio::sync::oneshot::channel::<anyhow::Error>();
+        let mut sender = Some(sender);
+        let components = &mut self.components;
+        let found = wait::until(what, within, || {
+            if let Err(error) = components.iter_mut().try_for_each(Component::check)
+                && let Some(sender) = sender.take()
+            {
+                let _ = sender.send(error);
+            }
+            look()
+        });
+        tokio::select! {
+            biased;
+            Ok(error) = &mut dead => Err(error.context(format!("while waiting for {what}"))),
+            found = found => found,
+        }
+    }
+
+    /// A namespace of its own for a scenario, with labels; [`Cluster::tidy`] removes it.
+    ///
+    /// # Errors
+    /// If the API refuses it.
+    pub async fn namespace(&mut self, name: &str, labels: &[(&str, &str)]) -> Result<String> {
+        let labels: serde_json::Map<String, serde_json::Value> =
+            labels.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
+        let body: Namespace = serde_json::from_value(
+            json!({"metadata": {"generateName": format!("{name}-"), "labels": labels}}),
+        )?;
+        let made = Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &body).await?;
+        let name = made.name_any();
+        self.namespaces.push(name.clone());
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &name);
+        wait::until("the namespace's service account", PATIENCE, || async {
+            Ok(Seen::Done(accounts.get("default").await.map(drop)?))
+        })
+        .await?;
+        Ok(name)
+    }
+
+    /// Removes the scenarios' namespaces with all that is in them, and waits until their containers are gone from the node.
+    ///
+    /// # Errors
+    /// If something stays.
+    pub async fn tidy(&mut self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let names = std::mem::take(&mut self.namespaces);
+        for name in &names {
+            let _ = namespaces.delete(name, &DeleteParams::default()).await;
+        }
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        for pod in pods.list(&ListParams::default()).await? {
+            // Does for pods whose kubelet would take the full grace period, or that have no kubelet at all.
+            let now = DeleteParams {
+                grace_period_seconds: Some(u32::from(pod.spec.is_some_and(|s| s.node_name.is_some()))),
+                ..DeleteParams::default()
+            };
+            let pods: Api<Pod> =
+                Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
+            let _ = pods.delete(&pod.metadata.name.unwrap_or_default(), &now).await;
+        }
+        self.until("all namespaces and containers of the scenario to be gone", PATIENCE, || async {
+            let left: Vec<String> = namespaces
+                .list(&ListParams::default())
+                .await?
+                .iter()
+                .map(ResourceExt::name_any)
+                .filter(|n| names.contains(n))
+                .collect();
+            let running = observe::containers()?;
+            Ok(Seen::from_bool(left.is_empty() && running.is_empty(), || {
+                format!("namespaces {left:?}, containers {running:?}")
+            }))
+        })
+        .await
+    }
+
+    /// Sets the annotations of the node that has a kubelet; `None` removes one.
+    ///
+    /// # Errors
+    /// If the API refuses it.
+    pub async fn annotate_node(&self, key: &str, value: Option<&str>) -> Result<()> {
+        let patch = json!({"metadata": {"annotations": {key: value}}});
+        Api::<Node>::all(self.client.clone())
+            .patch(NODE, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+        Ok(())
+    }
+
+    /// What the node says it can still be asked for, of one resource; 0 if it does not know it.
+    ///
+    /// # Errors
+    /// If the node cannot be read or the quantity is no whole number.
+    pub async fn allocatable(&self, resource: &str) -> Result<u64> {
+        let node = Api::<Node>::all(self.client.clone()).get(NODE).await?;
+        let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
+        all.get(resource)
+            .map_or(Ok(0), |q| whole_number(&q.0))
+            .with_context(|| format!("allocatable {resource}"))
+    }
+
+    /// Stops everything in reverse order and removes what it made.
+    ///
+    /// # Errors
+    /// If something does not go.
+    pub fn stop(&mut self) -> Result<()> {
+        while let Some(mut component) = self.components.pop() {
+            component.stop()?;
+        }
+        leftovers::remove(&self.kit.layout)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("the cluster did not stop cleanly: {error:#}");
+        }
+    }
+}
+
+/// A client for a kubeconfig file.
+///
+/// # Errors
+/// If the file is no kubeconfig.
+pub async fn client(kubeconfig: &std::path::Path) -> Result<Client> {
+    let file = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+fn http_get(path: &str) -> Result<http::Request<Vec<u8>>> {
+    Ok(http::Request::get(path).body(Vec::new())?)
+}
+
+/// Counts of devices: canonical quantities are plain digits, but for round thousands (`8k`).
+fn whole_number(quantity: &str) -> Result<u64> {
+    let (digits, factor) = quantity.strip_suffix('k').map_or((quantity, 1), |digits| (digits, 1000));
+    let number: u64 = digits.parse().with_context(|| format!("{quantity:?} is not a whole number"))?;
+    ensure!(number <= u64::MAX / factor, "{quantity:?} is too big");
+    Ok(number * factor)
+}

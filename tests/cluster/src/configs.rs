@@ -1,0 +1,214 @@
+//! How each Kubernetes component is started: flags and configuration files, and why they are what they are.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use gpu_migrate_model::names::{Dialect, SCHEDULER};
+use serde_json::{Value, json};
+
+use crate::{
+    binaries::Binaries,
+    image::PAUSE_IMAGE,
+    layout::{Layout, Ports},
+    pki::Pki,
+    process::Recipe,
+};
+
+/// The node that has a kubelet.
+pub const NODE: &str = "gpu-node";
+
+/// What the recipes are written from.
+#[derive(Debug)]
+pub struct Kit {
+    /// Folders.
+    pub layout: Layout,
+    /// Ports.
+    pub ports: Ports,
+    /// Certificates.
+    pub pki: Pki,
+    /// Programs.
+    pub binaries: Binaries,
+    /// A kubeconfig that may do everything.
+    pub admin: PathBuf,
+}
+
+impl Kit {
+    /// etcd without fsync: the data are thrown away anyhow.
+    pub fn etcd(&self) -> Recipe {
+        let client = format!("http://127.0.0.1:{}", self.ports.etcd);
+        let peer = format!("http://127.0.0.1:{}", self.ports.etcd_peer);
+        Recipe::new("etcd", &self.binaries.etcd)
+            .flag("name", "it")
+            .flag("data-dir", self.layout.file("etcd"))
+            .flag("listen-client-urls", &client)
+            .flag("advertise-client-urls", &client)
+            .flag("listen-peer-urls", &peer)
+            .flag("initial-advertise-peer-urls", &peer)
+            .flag("initial-cluster", format!("it={peer}"))
+            .flag("logger", "zap")
+            .flag("log-level", "warn")
+            .arg("--unsafe-no-fsync")
+    }
+
+    /// kube-apiserver on loopback. Without a reconciler it does not try to publish its address, which must not be loopback.
+    pub fn apiserver(&self) -> Result<Recipe> {
+        let serving = self.pki.server("apiserver", &["kubernetes", "kubernetes.default.svc"])?;
+        Ok(Recipe::new("kube-apiserver", &self.binaries.apiserver)
+            .flag("etcd-servers", format!("http://127.0.0.1:{}", self.ports.etcd))
+            .flag("bind-address", "127.0.0.1")
+            .flag("advertise-address", "127.0.0.1")
+            .flag("secure-port", self.ports.apiserver.to_string())
+            .flag("endpoint-reconciler-type", "none")
+            .flag("service-cluster-ip-range", "10.88.0.0/24")
+            .flag("client-ca-file", self.pki.ca())
+            .flag("tls-cert-file", serving.cert)
+            .flag("tls-private-key-file", serving.key)
+            .flag("service-account-issuer", "https://kubernetes.default.svc")
+            .flag("service-account-key-file", self.pki.service_accounts_public_key())
+            .flag("service-account-signing-key-file", self.pki.service_accounts_key())
+            .flag("authorization-mode", "Node,RBAC")
+            .flag("enable-admission-plugins", "NodeRestriction")
+            .flag("kubelet-preferred-address-types", "Hostname")
+            .flag("allow-privileged", "true")
+            .flag("profiling", "false"))
+    }
+
+    /// kube-controller-manager as administrator: with an account for each controller it starts several seconds later. Its
+    /// client is not to be what limits a test that makes hundreds of pods.
+    pub fn controller_manager(&self) -> Recipe {
+        Recipe::new("kube-controller-manager", &self.binaries.controller_manager)
+            .flag("kubeconfig", &self.admin)
+            .flag("authentication-kubeconfig", &self.admin)
+            .flag("authorization-kubeconfig", &self.admin)
+            .flag("bind-address", "127.0.0.1")
+            .flag("secure-port", self.ports.controller_manager.to_string())
+            .flag("service-account-private-key-file", self.pki.service_accounts_key())
+            .flag("root-ca-file", self.pki.ca())
+            .flag("leader-elect", "false")
+            .flag("kube-api-qps", "500")
+            .flag("kube-api-burst", "1000")
+            .flag("profiling", "false")
+    }
+
+    /// kube-scheduler with two profiles, the default one and ours. Extenders belong to the process, not to a profile: with
+    /// `nvidia.com/gpu` among the managed resources, legacy pods of the default scheduler are placed through the extender
+    /// too, so that one cache serialises both kinds (DESIGN decision 6).
+    pub fn scheduler(&self, extender: bool) -> Result<Recipe> {
+        let dialect = Dialect::default();
+        let managed: Vec<Value> = [dialect.legacy, dialect.cores, dialect.memory]
+            .into_iter()
+            .map(|name| json!({"name": name, "ignoredByScheduler": false}))
+            .collect();
+        let extenders = json!([{
+            "urlPrefix": format!("http://127.0.0.1:{}/scheduler", self.ports.extender[0]),
+            "filterVerb": "filter",
+            "prioritizeVerb": "prioritize",
+            "bindVerb": "bind",
+            "weight": 1,
+            "nodeCacheCapable": true,
+            "httpTimeout": "10s",
+            // Never ignorable: a bind error would fall back to the default binder, which binds without a card.
+            "ignorable": false,
+            "managedResources": managed,
+        }]);
+        let mut config = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": self.admin, "qps": 500, "burst": 1000},
+            "leaderElection": {"leaderElect": false},
+            "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": SCHEDULER}],
+        });
+        if extender {
+            config["extenders"] = extenders;
+        }
+        let path = self.layout.write("scheduler.json", config.to_string())?;
+        Ok(Recipe::new("kube-scheduler", &self.binaries.scheduler)
+            .flag("config", path)
+            .flag("bind-address", "127.0.0.1")
+            .flag("secure-port", self.ports.scheduler.to_string())
+            .flag("authentication-kubeconfig", &self.admin)
+            .flag("authorization-kubeconfig", &self.admin))
+    }
+
+    /// containerd with everything under the state folder. `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc cannot
+    /// lower the score of a sandbox and fails with "can't get final child's PID from pipe".
+    pub fn containerd(&self) -> Result<Recipe> {
+        let cni = self.layout.file("cni");
+        let config = format!(
+            r#"version = 2
+root = {root:?}
+state = {state:?}
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+[grpc]
+  address = {socket:?}
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = {PAUSE_IMAGE:?}
+  restrict_oom_score_adj = true
+  enable_selinux = false
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = {bin:?}
+    conf_dir = {conf:?}
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"#,
+            root = self.layout.file("containerd"),
+            state = self.layout.file("containerd-run"),
+            socket = self.layout.containerd_socket(),
+            bin = cni.join("bin"),
+            conf = cni.join("conf"),
+        );
+        let path = self.layout.write("containerd.toml", config)?;
+        let network = json!({"cniVersion": "0.4.0", "name": "it", "plugins": [{"type": "gpu-migrate-cni"}]});
+        self.layout.write("cni/conf/10-it.conflist", network.to_string())?;
+        for name in ["gpu-migrate-cni", "loopback"] {
+            let link = self.layout.write(&format!("cni/bin/{name}"), "")?;
+            std::fs::remove_file(&link)?;
+            std::os::unix::fs::symlink(&self.binaries.work, &link)?;
+        }
+        Ok(Recipe::new("containerd", &self.binaries.containerd).arg("--config").arg(path))
+    }
+
+    /// The kubelet. Its root is where device plugins look for it, so it cannot be moved.
+    pub fn kubelet(&self) -> Result<Recipe> {
+        let serving = self.pki.server("kubelet", &[NODE])?;
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": "127.0.0.1",
+            "port": self.ports.kubelet,
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}, "x509": {"clientCAFile": self.pki.ca()}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "tlsCertFile": serving.cert,
+            "tlsPrivateKeyFile": serving.key,
+            "containerRuntimeEndpoint": format!("unix://{}", self.layout.containerd_socket().display()),
+            "cgroupDriver": "cgroupfs",
+            // This kind of machine may still have cgroup v1, which newer kubelets refuse by default.
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "makeIPTablesUtilChains": false,
+            "resolvConf": "",
+            "maxPods": 250,
+            // What changes in the device plugins' lists reaches allocatable with the next tick: 10 s by default.
+            "nodeStatusUpdateFrequency": "2s",
+            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "podLogsDir": self.layout.file("pod-logs"),
+            "volumePluginDir": self.layout.file("volume-plugins"),
+        });
+        let path = self.layout.write("kubelet.json", config.to_string())?;
+        let kubeconfig =
+            self.pki.kubeconfig(self.ports.apiserver, &format!("system:node:{NODE}"), "system:nodes")?;
+        Ok(Recipe::new("kubelet", &self.binaries.kubelet)
+            .flag("config", path)
+            .flag("kubeconfig", kubeconfig)
+            .flag("hostname-override", NODE)
+            .flag("v", "2"))
+    }
+}

@@ -1,0 +1,114 @@
+//! Where the cluster keeps its files and on which ports it listens.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+/// The kubelet's root: fixed, because device plugins have the path built in.
+pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
+
+/// One folder for everything but [`KUBELET_ROOT`].
+#[derive(Clone, Debug)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// `GPU_MIGRATE_CLUSTER_DIR`, else a fixed folder under the system's temporary one: fixed, so that the next run finds
+    /// what a crashed one left. Short, because unix socket paths end at 107 bytes.
+    pub fn from_env() -> Self {
+        let root = std::env::var_os("GPU_MIGRATE_CLUSTER_DIR")
+            .map_or_else(|| std::env::temp_dir().join("gpu-migrate-cluster"), PathBuf::from);
+        Self { root }
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// One log file a component. They outlive the cluster, so that CI can show them.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    /// Everything that is thrown away at the next start.
+    pub fn state(&self) -> PathBuf {
+        self.root.join("state")
+    }
+
+    /// A file of the state folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.state().join(name)
+    }
+
+    /// containerd's socket. Shims carry it in their command line, which is how leftovers are told from others' containers.
+    pub fn containerd_socket(&self) -> PathBuf {
+        self.file("containerd.sock")
+    }
+
+    /// Faults of the NVML stand-in, see `nvml/nvml.c`.
+    pub fn nvml_faults(&self) -> PathBuf {
+        self.file("nvml-faults")
+    }
+
+    /// Writes a file of the state folder and returns its path.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf> {
+        let path = self.file(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+/// Loopback ports, all free at the moment of choosing.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    /// etcd, for clients.
+    pub etcd: u16,
+    /// etcd, for peers.
+    pub etcd_peer: u16,
+    /// kube-apiserver.
+    pub apiserver: u16,
+    /// kube-controller-manager's health and metrics.
+    pub controller_manager: u16,
+    /// kube-scheduler's health and metrics.
+    pub scheduler: u16,
+    /// The kubelet's API.
+    pub kubelet: u16,
+    /// Our webhook, and its metrics.
+    pub webhook: [u16; 2],
+    /// Our extender, and its metrics.
+    pub extender: [u16; 2],
+    /// The bridge's metrics.
+    pub bridge_metrics: u16,
+}
+
+impl Ports {
+    /// Asks the system for free ports, holding all until the last is known so that none comes twice.
+    pub fn choose() -> Result<Self> {
+        let listeners: Vec<TcpListener> = (0..11)
+            .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+            .collect::<Result<_, _>>()
+            .context("no free loopback port")?;
+        let mut ports = listeners.iter().map(|l| l.local_addr().map(|a| a.port()));
+        let mut next = || -> Result<u16> { Ok(ports.next().context("too few ports")??) };
+        Ok(Self {
+            etcd: next()?,
+            etcd_peer: next()?,
+            apiserver: next()?,
+            controller_manager: next()?,
+            scheduler: next()?,
+            kubelet: next()?,
+            webhook: [next()?, next()?],
+            extender: [next()?, next()?],
+            bridge_metrics: next()?,
+        })
+    }
+}

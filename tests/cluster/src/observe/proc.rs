@@ -1,0 +1,127 @@
+//! The containers of this node as the kernel has them: processes in the kubelet's cgroups.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context, Result};
+use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
+
+/// One running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// UID of its pod, from its cgroup.
+    pub pod_uid: String,
+    /// Its name in the pod, from where its termination log is mounted from.
+    pub name: String,
+    /// Its ID at the runtime, from its cgroup.
+    pub id: String,
+    /// Its first process.
+    pub pid: u32,
+    /// That process's real environment.
+    pub environment: BTreeMap<String, String>,
+}
+
+impl Container {
+    /// The cards it is shown, as `NVIDIA_VISIBLE_DEVICES` has them: none if the variable is absent, empty or `void`.
+    pub fn cards(&self) -> Vec<String> {
+        let value = self.environment.get(NVIDIA_VISIBLE_DEVICES).map_or("", String::as_str);
+        value
+            .split(',')
+            .map(str::trim)
+            .filter(|card| !matches!(*card, "" | "void" | "none"))
+            .map(String::from)
+            .collect()
+    }
+}
+
+/// All workload containers that run now; sandboxes are left out.
+///
+/// # Errors
+/// If `/proc` cannot be read at all. A process that ends while it is looked at is none.
+pub fn containers() -> Result<Vec<Container>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot read /proc")? {
+        let folder = entry?.path();
+        let Some(pid) = folder.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        found.extend(look(&folder, pid));
+    }
+    found.sort_by(|a, b| (&a.pod_uid, &a.name).cmp(&(&b.pod_uid, &b.name)));
+    Ok(found)
+}
+
+fn look(folder: &Path, pid: u32) -> Option<Container> {
+    // Our program in its own image: the sandbox has another verb, and runc's first stages have another name.
+    let command = fs::read(folder.join("cmdline")).ok()?;
+    let mut arguments = command.split(|b| *b == 0);
+    if arguments.next()? != b"/work" || arguments.next()? == b"pause" {
+        return None;
+    }
+    let (pod_uid, id) = cgroup_of(&fs::read_to_string(folder.join("cgroup")).ok()?)?;
+    let name = container_name(&fs::read_to_string(folder.join("mountinfo")).ok()?, &pod_uid)?;
+    let environment = fs::read(folder.join("environ")).ok()?;
+    let environment = environment
+        .split(|b| *b == 0)
+        .filter_map(|pair| {
+            String::from_utf8_lossy(pair).split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()))
+        })
+        .collect();
+    Some(Container { pod_uid, name, id, pid, environment })
+}
+
+/// Pod UID and container ID from a line such as `5:memory:/kubepods/besteffort/pod<uid>/<id>` (v1) or `0::/kubepods/…` (v2).
+fn cgroup_of(table: &str) -> Option<(String, String)> {
+    table.lines().find_map(|line| {
+        let path = line.splitn(3, ':').nth(2)?;
+        let (rest, id) = path.rsplit_once('/')?;
+        let uid = rest.rsplit('/').next()?.strip_prefix("pod")?;
+        path.starts_with("/kubepods").then(|| (uid.to_owned(), id.to_owned()))
+    })
+}
+
+/// The kubelet mounts `…/pods/<uid>/containers/<name>/<hash>` as the termination log; mountinfo shows the source's path.
+fn container_name(mounts: &str, pod_uid: &str) -> Option<String> {
+    let mark = format!("/pods/{pod_uid}/containers/");
+    let (_, rest) = mounts.split_once(&mark)?;
+    Some(rest.split('/').next()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0a1b2c3d-0000-4000-8000-000000000001";
+
+    #[test]
+    fn cgroups_of_both_versions_name_pod_and_container() {
+        for path in ["5:memory:/kubepods/besteffort/pod", "0::/kubepods/pod"] {
+            let table = format!("9:pids:/user\n{path}{UID}/cafe\n");
+            assert_eq!(cgroup_of(&table), Some((UID.into(), "cafe".into())), "{path}");
+        }
+        assert_eq!(cgroup_of("0::/system.slice/pod/x\n"), None);
+        assert_eq!(cgroup_of("0::/\n"), None);
+    }
+
+    #[test]
+    fn the_termination_log_names_the_container() {
+        let mounts = format!(
+            "36 35 98:0 /lib/kubelet/pods/{UID}/containers/train/1f2e /dev/termination-log rw - ext4 /dev/vda rw\n"
+        );
+        assert_eq!(container_name(&mounts, UID).as_deref(), Some("train"));
+        assert_eq!(container_name(&mounts, "another"), None);
+    }
+
+    #[test]
+    fn only_named_cards_count() {
+        let seen = |value: Option<&str>| {
+            let environment =
+                value.map(|v| (NVIDIA_VISIBLE_DEVICES.to_owned(), v.to_owned())).into_iter().collect();
+            Container { pod_uid: UID.into(), name: "c".into(), id: "i".into(), pid: 1, environment }.cards()
+        };
+        assert_eq!(seen(Some("GPU-a,GPU-b")), ["GPU-a", "GPU-b"]);
+        assert_eq!(seen(Some("all")), ["all"]);
+        for nothing in [None, Some(""), Some("void"), Some("none")] {
+            assert!(seen(nothing).is_empty(), "{nothing:?}");
+        }
+    }
+}

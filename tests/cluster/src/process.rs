@@ -1,0 +1,236 @@
+//! One component: a process with a log file that never outlives us.
+//!
+//! Each runs in a process group of its own (so that Ctrl-C reaches only the test, which then stops them in order) and under
+//! `setpriv --pdeathsig KILL`, so that the kernel ends it when the test dies by whatever means. The kernel ties that signal to
+//! the *thread* that forked: components are started from the main thread only, which [`Component::start`] checks.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::{Pid, getpid, gettid},
+};
+
+/// How long a component may take to end by itself before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Name of the component and of its log file.
+    pub name: &'static str,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Variables on top of ours.
+    pub env: BTreeMap<&'static str, OsString>,
+}
+
+impl Recipe {
+    /// A program without arguments.
+    pub fn new(name: &'static str, program: impl Into<PathBuf>) -> Self {
+        Self { name, program: program.into(), args: Vec::new(), env: BTreeMap::new() }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds `--name=value`.
+    #[must_use]
+    pub fn flag(self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        let mut text = OsString::from(format!("--{name}="));
+        text.push(value);
+        self.arg(text)
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.env.insert(name, value.into());
+        self
+    }
+}
+
+/// A recipe with the process that runs it, if any.
+#[derive(Debug)]
+pub struct Component {
+    recipe: Recipe,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Component {
+    /// Not started yet; the log is `<logs>/<name>.log`.
+    pub fn new(recipe: Recipe, logs: &Path) -> Self {
+        let log = logs.join(format!("{}.log", recipe.name));
+        Self { recipe, log, child: None }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.recipe.name
+    }
+
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Replaces what the next start runs.
+    pub fn set_recipe(&mut self, recipe: Recipe) {
+        self.recipe = recipe;
+    }
+
+    /// Starts the process; the log is appended to.
+    ///
+    /// # Errors
+    /// If it runs already, if the program cannot be executed, or off the main thread.
+    pub fn start(&mut self) -> Result<()> {
+        let name = self.recipe.name;
+        ensure!(self.child.is_none(), "{name} runs already");
+        ensure!(
+            gettid() == getpid(),
+            "{name} must be started from the main thread: its death signal is tied to it"
+        );
+        let mut log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .with_context(|| format!("cannot open {}", self.log.display()))?;
+        writeln!(log, "==== start: {} {:?}", self.recipe.program.display(), self.recipe.args)?;
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(&self.recipe.program)
+            .args(&self.recipe.args)
+            .envs(&self.recipe.env)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// SIGKILL, as an accident would have it.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::SIGKILL)?;
+        if let Some(mut child) = self.child.take() {
+            child.wait().with_context(|| format!("cannot reap {}", self.recipe.name))?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and SIGKILL for who has not ended after 5 s. Nothing to do for one that does not run.
+    pub fn stop(&mut self) -> Result<Option<ExitStatus>> {
+        if self.child.is_none() {
+            return Ok(None);
+        }
+        self.signal(Signal::SIGTERM)?;
+        let deadline = Instant::now() + GRACE;
+        while let Some(child) = &mut self.child {
+            if let Some(status) = child.try_wait()? {
+                self.child = None;
+                return Ok(Some(status));
+            }
+            if Instant::now() > deadline {
+                self.kill()?;
+                return Ok(Some(ExitStatus::from_raw(Signal::SIGKILL as i32)));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(None)
+    }
+
+    /// Fails, with the end of the log, if the process has ended by itself.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(child) = &mut self.child
+            && let Some(status) = child.try_wait()?
+        {
+            self.child = None;
+            bail!(
+                "{} ended by itself ({status}); the end of {}:\n{}",
+                self.name(),
+                self.log.display(),
+                self.log_tail(30)
+            );
+        }
+        Ok(())
+    }
+
+    /// The last lines of the log.
+    pub fn log_tail(&self, lines: usize) -> String {
+        tail(&self.log, lines).unwrap_or_else(|error| format!("(no log: {error})"))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let Some(child) = &self.child else { return Ok(()) };
+        let group = Pid::from_raw(i32::try_from(child.id()).context("process number out of range")?);
+        match killpg(group, signal) {
+            Ok(()) | Err(nix::errno::Errno::ESRCH) => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("cannot send {signal} to {}", self.recipe.name)),
+        }
+    }
+}
+
+impl Drop for Component {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("{}: {error:#}", self.name());
+        }
+    }
+}
+
+/// The last `lines` lines of a file, read from its last 64 KiB.
+fn tail(path: &Path, lines: usize) -> Result<String> {
+    const WINDOW: u64 = 64 << 10;
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    file.seek(SeekFrom::Start(size.saturating_sub(WINDOW)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<&str> = text.lines().collect();
+    Ok(all[all.len().saturating_sub(lines)..].join("\n"))
+}
+
+/// Runs a helper program to its end and returns its standard output.
+///
+/// # Errors
+/// If it cannot be started or ends with another status than 0; its standard error is in the message.
+pub fn output(command: &mut Command) -> Result<String> {
+    let shown = format!("{command:?}");
+    let out = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
+    ensure!(out.status.success(), "{shown}: {}\n{}", out.status, String::from_utf8_lossy(&out.stderr));
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Makes a folder empty, whatever was in it.
+///
+/// # Errors
+/// If something in it cannot be removed (a mount, say).
+pub fn empty(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot empty {}", folder.display()));
+        }
+        _ => {}
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}

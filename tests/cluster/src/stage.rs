@@ -1,0 +1,199 @@
+//! What runs on top of Kubernetes: NVIDIA's plugin alone, or gpu-migrate with that plugin behind its bridge.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use gpu_migrate_model::names::Dialect;
+use k8s_openapi::{
+    api::admissionregistration::v1::MutatingWebhookConfiguration,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+};
+
+use crate::{
+    binaries,
+    cluster::{Cluster, PATIENCE},
+    configs::NODE,
+    layout::KUBELET_ROOT,
+    process::Recipe,
+    wait::Seen,
+};
+
+/// Cards of the NVML stand-in.
+pub const CARDS: u64 = 8;
+/// The name of the webhook's registration.
+pub const WEBHOOK: &str = "gpu-migrate";
+/// Where NVIDIA's plugin is told to register: the `@` in the name makes a stock tonic server accept a Go client.
+const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
+
+/// A set of components on top of Kubernetes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// NVIDIA's device plugin at the kubelet, the stock scheduler: a cluster before the migration.
+    Legacy,
+    /// Webhook, extender and bridge, with NVIDIA's plugin behind the bridge.
+    Bridged,
+}
+
+impl Cluster {
+    /// Makes the cluster be at a stage; nothing to do if it is there.
+    ///
+    /// # Errors
+    /// If a component does not come up.
+    pub async fn enter(&mut self, stage: Stage) -> Result<()> {
+        if self.stage == Some(stage) {
+            return Ok(());
+        }
+        self.leave().await?;
+        match stage {
+            Stage::Legacy => self.enter_legacy().await,
+            Stage::Bridged => self.enter_bridged().await,
+        }
+        .with_context(|| format!("cannot enter the stage {stage:?}"))?;
+        self.stage = Some(stage);
+        Ok(())
+    }
+
+    async fn leave(&mut self) -> Result<()> {
+        self.stage = None;
+        for name in
+            ["gpu-migrate-webhook", "nvidia-device-plugin", "gpu-migrate-bridge", "gpu-migrate-extender"]
+        {
+            self.remove(name)?;
+        }
+        let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        if hooks.get_opt(WEBHOOK).await?.is_some() {
+            hooks.delete(WEBHOOK, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn enter_legacy(&mut self) -> Result<()> {
+        self.schedule_with(false)?;
+        self.add(self.nvidia_plugin(&format!("{KUBELET_ROOT}/device-plugins/kubelet.sock")))?;
+        self.devices_offered(&[(&Dialect::default().legacy, CARDS)]).await
+    }
+
+    async fn enter_bridged(&mut self) -> Result<()> {
+        let bin = binaries::ours()?;
+        self.apply_crds().await?;
+        self.add(self.extender(&bin))?;
+        self.schedule_with(true)?;
+        self.add(self.bridge(&bin))?;
+        self.until("the bridge's registration socket", PATIENCE, || async {
+            Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
+        })
+        .await?;
+        self.add(self.nvidia_plugin(BRIDGE_SOCKET))?;
+        self.add(self.webhook(&bin))?;
+        self.webhook_registered().await?;
+        let dialect = Dialect::default();
+        self.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
+    }
+
+    /// Waits until the node offers these amounts: plugins are registered and the kubelet has told the API.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn devices_offered(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
+        for (resource, amount) in amounts {
+            let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+            self.until(&format!("{amount} {resource} on the node"), PATIENCE, || async {
+                let node = nodes.get(NODE).await?;
+                let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
+                Ok(Seen::from_bool(all.get(*resource).is_some_and(|q| q.0 == amount.to_string()), || {
+                    format!("{all:?}")
+                }))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the apiserver would call the webhook and trust it.
+    async fn webhook_registered(&mut self) -> Result<()> {
+        let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        self.until("the webhook to be registered with its CA", PATIENCE, || async {
+            let hook = hooks.get(WEBHOOK).await?;
+            let trusted = hook.webhooks.iter().flatten().all(|w| w.client_config.ca_bundle.is_some());
+            Ok(Seen::from_bool(trusted && hook.webhooks.is_some(), || format!("{:?}", hook.webhooks)))
+        })
+        .await
+    }
+
+    /// Restarts the scheduler, with or without our extender in its configuration.
+    fn schedule_with(&mut self, extender: bool) -> Result<()> {
+        let recipe = self.kit.scheduler(extender)?;
+        let scheduler = self.component("kube-scheduler")?;
+        scheduler.stop()?;
+        scheduler.set_recipe(recipe);
+        scheduler.start()
+    }
+
+    fn nvidia_plugin(&self, kubelet_socket: &str) -> Recipe {
+        Recipe::new("nvidia-device-plugin", &self.kit.binaries.nvidia_plugin)
+            .env("KUBELET_SOCKET", kubelet_socket)
+            .env("NODE_NAME", NODE)
+            .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
+            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults())
+            .flag("device-discovery-strategy", "nvml")
+    }
+
+    fn bridge(&self, bin: &Path) -> Recipe {
+        self.ours("gpu-migrate-bridge", bin, self.kit.ports.bridge_metrics)
+            .flag("node-name", NODE)
+            .flag("kubelet-dir", KUBELET_ROOT)
+            .flag("inventory", "nvml")
+            .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
+            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults())
+    }
+
+    fn extender(&self, bin: &Path) -> Recipe {
+        let [port, metrics] = self.kit.ports.extender;
+        self.ours("gpu-migrate-extender", bin, metrics).flag("bind", format!("127.0.0.1:{port}"))
+    }
+
+    fn webhook(&self, bin: &Path) -> Recipe {
+        let [port, metrics] = self.kit.ports.webhook;
+        self.ours("gpu-migrate-webhook", bin, metrics)
+            .flag("bind", format!("127.0.0.1:{port}"))
+            .flag("service-url", format!("https://127.0.0.1:{port}/mutate"))
+    }
+
+    fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Recipe {
+        Recipe::new(name, bin.join(name))
+            .flag("kubeconfig", &self.kit.admin)
+            .flag("metrics-bind", format!("127.0.0.1:{metrics}"))
+            .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info")
+    }
+
+    /// Applies the CRDs that we ship, and waits until the API serves them.
+    async fn apply_crds(&mut self) -> Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        for entry in
+            std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?
+        {
+            let path = entry?.path();
+            if path.extension().is_none_or(|e| e != "yaml") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)?;
+            let crd: serde_json::Value =
+                serde_saphyr::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
+            let name = crd["metadata"]["name"].as_str().context("a CRD has a name")?.to_owned();
+            api.patch(&name, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(&crd)).await?;
+            self.until(&format!("{name} to be established"), Duration::from_secs(30), || async {
+                let crd = api.get(&name).await?;
+                let conditions = crd.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
+                let established = conditions.iter().any(|c| c.type_ == "Established" && c.status == "True");
+                Ok(Seen::from_bool(established, || format!("{} {conditions:?}", crd.name_any())))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! What we rely on Kubernetes and NVIDIA's plugin to do, each asserted once: these hold without any part of ours.
+
+use anyhow::{Context, Result, ensure};
+use gpu_migrate_cluster_tests::{
+    Cluster,
+    cluster::PATIENCE,
+    configs::NODE,
+    layout::KUBELET_ROOT,
+    observe::Observer,
+    stage::CARDS,
+    wait::Seen,
+    workload::{deployment, only_card, pod_spec},
+};
+use kube::{ResourceExt, core::Request};
+use serde_json::{Value, json};
+
+const GPU: &[(&str, u64)] = &[("nvidia.com/gpu", 1)];
+
+/// The legacy world works here: pods of whole cards, each with cards of its own, and no more pods than cards.
+pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.namespace("legacy", &[]).await?;
+    let observer = Observer::start(cluster.client.clone());
+    cluster.create_deployment(&namespace, deployment("train", 8, GPU)).await?;
+    let pods = cluster.all_running(&namespace, "train", 8).await?;
+    let mut cards: Vec<String> =
+        pods.iter().map(|(_, container)| only_card(container)).collect::<Result<_>>()?;
+    cards.sort();
+    cards.dedup();
+    ensure!(cards.len() as u64 == CARDS, "eight pods share the cards {cards:?}");
+    observer.finish().await?.check(8)
+}
+
+/// FACTS 4.9, on which DESIGN decision 1 rests: the annotations of a Binding reach the pod in the write that sets its node.
+pub(crate) async fn a_binding_carries_annotations_into_the_pod(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.namespace("binding", &[]).await?;
+    let mut spec = pod_spec(&[]);
+    spec["schedulerName"] = json!("nobody");
+    let pod = cluster.create_pod(&namespace, "pod", spec).await?;
+    let bind = |uid: &str, value: &str| -> Result<_> {
+        let body = json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": {"name": "pod", "uid": uid, "annotations": {"test/card": value}},
+            "target": {"kind": "Node", "name": NODE},
+        });
+        let request = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        request
+            .create_subresource(
+                "binding",
+                "pod",
+                &kube::api::PostParams::default(),
+                body.to_string().into_bytes(),
+            )
+            .context("no request")
+    };
+
+    let wrong = cluster.client.request::<Value>(bind("00000000-0000-4000-8000-000000000000", "9")?).await;
+    ensure!(conflict(&wrong), "a Binding with another pod's UID: {wrong:?}");
+    let before = cluster.pods(&namespace).get("pod").await?;
+    ensure!(before.annotations().is_empty(), "the refused Binding left {:?}", before.annotations());
+
+    let uid = pod.uid().context("a pod has a UID")?;
+    cluster.client.request::<Value>(bind(&uid, "3")?).await?;
+    let bound = cluster.pods(&namespace).get("pod").await?;
+    ensure!(
+        bound.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(NODE),
+        "not bound: {:?}",
+        bound.spec
+    );
+    ensure!(
+        bound.annotations().get("test/card").map(String::as_str) == Some("3"),
+        "{:?}",
+        bound.annotations()
+    );
+
+    let second = cluster.client.request::<Value>(bind(&uid, "4")?).await;
+    ensure!(conflict(&second), "a second Binding: {second:?}");
+    let after = cluster.pods(&namespace).get("pod").await?;
+    ensure!(
+        after.annotations().get("test/card").map(String::as_str) == Some("3"),
+        "{:?}",
+        after.annotations()
+    );
+    cluster.running(&namespace, "pod").await.map(drop)
+}
+
+fn conflict(answer: &kube::Result<Value>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 409)
+}
+
+/// FACTS 2.4: why a card is not free just because, or as long as, the kubelet's file says so.
+pub(crate) async fn the_checkpoint_keeps_entries_of_deleted_pods(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.namespace("checkpoint", &[]).await?;
+    let first = cluster.create_pod(&namespace, "first", pod_spec(GPU)).await?.uid().unwrap_or_default();
+    cluster.running(&namespace, "first").await?;
+    ensure!(in_checkpoint(&first)?, "the checkpoint lacks the running pod {first}");
+
+    cluster.delete_pod(&namespace, "first").await?;
+    cluster.create_pod(&namespace, "cpu", pod_spec(&[])).await?;
+    cluster.running(&namespace, "cpu").await?;
+    ensure!(in_checkpoint(&first)?, "the entry of {first} went before the next allocation");
+
+    cluster.create_pod(&namespace, "second", pod_spec(GPU)).await?;
+    cluster.running(&namespace, "second").await?;
+    cluster
+        .until("the next allocation to drop the old entry", PATIENCE, || async {
+            Ok(Seen::from_bool(!in_checkpoint(&first)?, || format!("{first} is still there")))
+        })
+        .await
+}
+
+fn in_checkpoint(uid: &str) -> Result<bool> {
+    let path = format!("{KUBELET_ROOT}/device-plugins/kubelet_internal_checkpoint");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let file: Value = serde_json::from_str(&text)?;
+    let entries = file["Data"]["PodDeviceEntries"].as_array().cloned().unwrap_or_default();
+    Ok(entries.iter().any(|entry| entry["PodUID"] == uid))
+}

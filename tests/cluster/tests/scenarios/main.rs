@@ -1,0 +1,103 @@
+//! The scenarios: each a test in cargo's usual form, all on one cluster, one after the other.
+//!
+//! `GPU_MIGRATE_CLUSTER=1 cargo test -p gpu-migrate-cluster-tests [NAME]` runs them (root; Debian packages `containerd`,
+//! `runc`, `etcd-server`). Without the variable each says that it is skipped, and why.
+
+mod kubernetes;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use futures::future::LocalBoxFuture;
+use gpu_migrate_cluster_tests::{Cluster, Stage, binaries, diagnose};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use tokio::{runtime::Runtime, sync::Mutex};
+
+/// A scenario, and the stage it runs on.
+struct Scenario {
+    name: &'static str,
+    stage: Stage,
+    run: for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<()>>,
+}
+
+/// Names a scenario's function and boxes its future.
+macro_rules! scenario {
+    ($stage:ident, $module:ident :: $name:ident) => {
+        Scenario {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            stage: Stage::$stage,
+            run: |cluster| Box::pin($module::$name(cluster)),
+        }
+    };
+}
+
+fn scenarios() -> Vec<Scenario> {
+    vec![
+        scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
+        scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
+        scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
+    ]
+}
+
+/// The cluster that all scenarios share.
+enum Shared {
+    NotStarted,
+    Running(Box<Cluster>),
+    /// Did not come up: it is not tried again for every scenario.
+    Broken(String),
+}
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::from_args();
+    // One cluster, so one scenario at a time; and on the main thread, which components must be started from.
+    arguments.test_threads = Some(1);
+    let runtime = Arc::new(Runtime::new().context("cannot start tokio")?);
+    let shared = Arc::new(Mutex::new(Shared::NotStarted));
+    let trials = scenarios()
+        .into_iter()
+        .map(|scenario| {
+            let (runtime, shared) = (runtime.clone(), shared.clone());
+            Trial::ignorable_test(scenario.name, move || runtime.block_on(run(&scenario, &shared)))
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // `exit` runs no destructor.
+    runtime.block_on(async { *shared.lock().await = Shared::NotStarted });
+    conclusion.exit()
+}
+
+async fn run(scenario: &Scenario, shared: &Mutex<Shared>) -> Result<Completion, Failed> {
+    if !binaries::asked_for().map_err(failed)? {
+        return Ok(Completion::ignored_with("needs root and a machine to itself: set GPU_MIGRATE_CLUSTER=1"));
+    }
+    let mut shared = shared.lock().await;
+    if let Shared::NotStarted = *shared {
+        *shared = match Cluster::start().await {
+            Ok(cluster) => Shared::Running(Box::new(cluster)),
+            Err(error) => Shared::Broken(format!("{error:#}")),
+        };
+    }
+    let cluster = match &mut *shared {
+        Shared::Running(cluster) => cluster,
+        Shared::Broken(error) => return Err(format!("the cluster did not start: {error}").into()),
+        Shared::NotStarted => return Err("the cluster is not started".into()),
+    };
+    let mut outcome = async {
+        cluster.enter(scenario.stage).await?;
+        (scenario.run)(cluster).await?;
+        cluster.check()
+    }
+    .await;
+    if let Err(error) = outcome {
+        outcome = Err(error.context(diagnose::dump(cluster).await));
+    }
+    let tidied = cluster.tidy().await.context("cannot tidy up after the scenario");
+    outcome.and(tidied).map_err(failed)?;
+    Ok(Completion::Completed)
+}
+
+fn failed(error: anyhow::Error) -> Failed {
+    // The context is the long dump: first what happened, then that.
+    let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
+    chain.into_iter().rev().collect::<Vec<_>>().join("\n").into()
+}

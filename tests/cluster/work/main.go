@@ -1,0 +1,89 @@
+// Command work is everything that runs in the scenarios' pods, in one static binary without dependencies:
+//
+//	work pause      the sandbox of a pod: waits to be told to stop
+//	work serve      a workload: says on stdout what environment it got and what devices it sees, then waits to be told to stop
+//	work exit N     a workload that ends at once with status N
+//
+// Called as "loopback" or "gpu-migrate-cni" it is a CNI plugin that answers without making any interface.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+func main() {
+	switch name := filepath.Base(os.Args[0]); {
+	case name == "loopback" || name == "gpu-migrate-cni":
+		cni(name)
+	case len(os.Args) == 2 && os.Args[1] == "pause":
+		waitForSignal()
+	case len(os.Args) == 2 && os.Args[1] == "serve":
+		report()
+		waitForSignal()
+	case len(os.Args) == 3 && os.Args[1] == "exit":
+		report()
+		status, err := strconv.Atoi(os.Args[2])
+		if err != nil {
+			fail("exit status %q is not a whole number", os.Args[2])
+		}
+		os.Exit(status)
+	default:
+		fail("usage: work pause | serve | exit N")
+	}
+}
+
+// waitForSignal also reaps: as process 1 of a sandbox it inherits orphans.
+func waitForSignal() {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
+	for s := range signals {
+		if s != syscall.SIGCHLD {
+			return
+		}
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+}
+
+func report() {
+	devices, _ := filepath.Glob("/dev/nvidia*")
+	_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"environment": os.Environ(), "devices": devices})
+}
+
+// cni answers ADD with an address that is derived from the container's ID: nothing in the scenarios talks over the pod
+// network, but the kubelet wants every pod to have an address.
+func cni(name string) {
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		fail("%v", err)
+	}
+	switch os.Getenv("CNI_COMMAND") {
+	case "VERSION":
+		fmt.Println(`{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}`)
+	case "ADD":
+		address := "127.0.0.1"
+		if name != "loopback" {
+			h := fnv.New32a()
+			_, _ = h.Write([]byte(os.Getenv("CNI_CONTAINERID")))
+			sum := h.Sum32()
+			address = fmt.Sprintf("127.77.%d.%d", sum>>8&0xff, 1+sum&0xff%254)
+		}
+		fmt.Printf(`{"cniVersion":"0.4.0","interfaces":[{"name":%q,"sandbox":%q}],"ips":[{"version":"4","address":"%s/16","interface":0}]}`+"\n",
+			os.Getenv("CNI_IFNAME"), os.Getenv("CNI_NETNS"), address)
+	}
+}
+
+func fail(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+	os.Exit(1)
+}
