@@ -295,6 +295,12 @@ impl Ledger {
         self.entries.iter().enumerate().map(|(position, entry)| entry.view(position.into())).collect()
     }
 
+    /// Whether a card can be trusted with work.
+    #[must_use]
+    pub fn health(&self, index: CardIndex) -> Health {
+        self.entries.get(index.position()).map_or(Health::Unhealthy, |entry| entry.health)
+    }
+
     /// Sets a card's health. Holders stay: a sick card is not taken from who has it.
     pub fn set_health(&mut self, index: CardIndex, health: Health) {
         if let Some(entry) = self.entries.get_mut(index.position()) {

@@ -4,6 +4,7 @@
 pub mod annotation;
 pub mod ask;
 pub mod card;
+pub mod crd;
 pub mod device_id;
 pub mod evaluate;
 pub mod ledger;

@@ -14,6 +14,8 @@ pub const VERSION: &str = "v1alpha1";
 pub const OPT_IN: &str = "gpu-migrate.io/opt-in";
 /// Pod label: leave this pod alone when it is `"true"`.
 pub const OPT_OUT: &str = "gpu-migrate.io/opt-out";
+/// Pod label that the operator sets on a pod template: this workload's wave has come when it is `"true"`.
+pub const CONVERT: &str = "gpu-migrate.io/convert";
 /// Pod or namespace label: the project it belongs to.
 pub const PROJECT: &str = "gpu-migrate.io/project";
 /// Namespace label: containers that ask for no card get `NVIDIA_VISIBLE_DEVICES=void` when it is `"true"`.
