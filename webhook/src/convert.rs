@@ -1,0 +1,251 @@
+//! How many cores and blocks a container gets for the cards it asked for. Pure.
+
+use std::collections::BTreeMap;
+
+use gpu_migrate_model::ask::{AskError, check_share, merge_amounts};
+use gpu_migrate_model::names::{Dialect, MIG_PREFIX, SHARED_SUFFIX};
+use gpu_migrate_model::units::{Blocks, Cores};
+
+use crate::view::ContainerView;
+
+/// What stands for one card, or for one unit of a mapped resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio {
+    /// Cores; 100 is the whole card.
+    pub cores: u32,
+    /// Blocks of memory.
+    pub blocks: u32,
+}
+
+/// A ratio that applies under a condition; what it leaves out comes from the less specific one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Override {
+    /// Only for pods bound to cards of this product.
+    pub product: Option<String>,
+    /// Only for containers of this name.
+    pub container: Option<String>,
+    /// Cores for one card.
+    pub cores: Option<u32>,
+    /// Blocks for one card.
+    pub blocks: Option<u32>,
+}
+
+/// The conversion that a policy asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// Resource names.
+    pub dialect: Dialect,
+    /// For one card.
+    pub base: Ratio,
+    /// Exceptions, from the least specific (product) to the most (container and product).
+    pub overrides: Vec<Override>,
+    /// Whether a ratio below 100 cores also applies to containers of several cards.
+    pub share_multi_card: bool,
+    /// MIG and time-sliced resources, by name.
+    pub mapped: BTreeMap<String, Ratio>,
+}
+
+/// What one container asks for and what it gets instead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conversions {
+    /// Whole cards it asked for.
+    pub cards: u32,
+    /// Names of the resources that go away.
+    pub replaced: Vec<String>,
+    /// Cores it gets.
+    pub cores: u32,
+    /// Blocks it gets.
+    pub blocks: u32,
+    /// Names of GPU resources that stay, since no policy maps them.
+    pub left: Vec<String>,
+}
+
+impl Conversions {
+    /// Whether the container changes.
+    #[must_use]
+    pub fn converts(&self) -> bool {
+        self.cores > 0 || self.blocks > 0
+    }
+}
+
+impl Conversion {
+    /// The ratio for a container of a pod that is bound to cards of `product`.
+    #[must_use]
+    pub fn ratio(&self, container: &str, product: Option<&str>) -> Ratio {
+        let fits = |wanted: &Option<String>, have: Option<&str>| wanted.is_none() || wanted.as_deref() == have;
+        let mut ratio = self.base;
+        for layer in &self.overrides {
+            if fits(&layer.product, product) && fits(&layer.container, Some(container)) {
+                ratio.cores = layer.cores.unwrap_or(ratio.cores);
+                ratio.blocks = layer.blocks.unwrap_or(ratio.blocks);
+            }
+        }
+        ratio
+    }
+
+    /// What a container gets.
+    ///
+    /// # Errors
+    /// A request that makes no sense, or shares that no card can give: the container cannot be converted.
+    pub fn convert(&self, container: &ContainerView<'_>, product: Option<&str>) -> Result<Conversions, AskError> {
+        let name = container.name.as_str();
+        let mut result = Conversions::default();
+        let (mut cores, mut blocks) = (0_u64, 0_u64);
+        for resource in gpu_resources(container, &self.dialect) {
+            let ratio = if resource == self.dialect.legacy {
+                None
+            } else if let Some(ratio) = self.mapped.get(resource) {
+                Some(*ratio)
+            } else {
+                result.left.push(resource.to_owned());
+                continue;
+            };
+            let (limit, request) = container.amounts(resource);
+            let (limit, request) = (limit.map(|amount| amount.text()), request.map(|amount| amount.text()));
+            let units = merge_amounts(name, resource, limit.as_deref(), request.as_deref())?;
+            let ratio = match ratio {
+                Some(ratio) => ratio,
+                None => {
+                    result.cards = units;
+                    self.per_card(name, product, units)
+                }
+            };
+            result.replaced.push(resource.to_owned());
+            cores += u64::from(units) * u64::from(ratio.cores);
+            blocks += u64::from(units) * u64::from(ratio.blocks);
+        }
+        result.cores = whole(name, &self.dialect.cores, cores)?;
+        result.blocks = whole(name, &self.dialect.memory, blocks)?;
+        check_share(name, &self.dialect, Cores(result.cores), Blocks(result.blocks))?;
+        Ok(result)
+    }
+
+    /// Right-sizing is for containers of one card: two cards at 50 must not quietly become one card. Several cards
+    /// become whole cards, with memory in the same proportion.
+    fn per_card(&self, container: &str, product: Option<&str>, cards: u32) -> Ratio {
+        let ratio = self.ratio(container, product);
+        if cards <= 1 || self.share_multi_card || ratio.cores == 0 || ratio.cores >= Cores::CARD.0 {
+            return ratio;
+        }
+        let blocks = u64::from(ratio.blocks) * u64::from(Cores::CARD.0) / u64::from(ratio.cores);
+        Ratio { cores: Cores::CARD.0, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) }
+    }
+}
+
+fn whole(container: &str, resource: &str, value: u64) -> Result<u32, AskError> {
+    u32::try_from(value).map_err(|_| AskError::NotWhole {
+        container: container.into(),
+        resource: resource.into(),
+        value: value.to_string().parse().unwrap_or_default(),
+    })
+}
+
+/// The resources of a container that are cards or parts of cards in NVIDIA's naming, each once.
+pub fn gpu_resources<'c>(container: &'c ContainerView<'_>, dialect: &Dialect) -> Vec<&'c str> {
+    let mut names = Vec::new();
+    for name in container.resource_names() {
+        if is_gpu(name, dialect) && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// Whether a resource is a card or a part of one in NVIDIA's naming.
+#[must_use]
+pub fn is_gpu(resource: &str, dialect: &Dialect) -> bool {
+    let renamed = || resource.strip_suffix(SHARED_SUFFIX).is_some_and(|base| is_gpu(base, dialect));
+    resource == dialect.legacy || resource.starts_with(MIG_PREFIX) || renamed()
+}
+
+/// Whether a container asks for vcuda resources already.
+#[must_use]
+pub fn is_shared(container: &ContainerView<'_>, dialect: &Dialect) -> bool {
+    asks(container, &dialect.cores) || asks(container, &dialect.memory)
+}
+
+/// Whether a container asks for a resource; a value of 0 asks for nothing.
+#[must_use]
+pub fn asks(container: &ContainerView<'_>, resource: &str) -> bool {
+    let (limit, request) = container.amounts(resource);
+    limit.or(request).is_some_and(|amount| amount.text() != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conversion() -> Conversion {
+        let layer = |product: Option<&str>, container: Option<&str>, cores, blocks| Override {
+            product: product.map(Into::into),
+            container: container.map(Into::into),
+            cores,
+            blocks,
+        };
+        Conversion {
+            dialect: Dialect::default(),
+            base: Ratio { cores: 100, blocks: 42 },
+            overrides: vec![
+                layer(Some("A100"), None, None, Some(316)),
+                layer(None, Some("infer"), Some(50), Some(21)),
+                layer(Some("A100"), Some("infer"), None, Some(158)),
+            ],
+            share_multi_card: false,
+            mapped: [("nvidia.com/mig-1g.5gb".to_owned(), Ratio { cores: 14, blocks: 20 })].into(),
+        }
+    }
+
+    fn convert(name: &str, limits: &str, product: Option<&str>) -> Result<(u32, u32), String> {
+        let text = format!(r#"{{"name":"{name}","resources":{{"limits":{limits}}}}}"#);
+        let container: ContainerView<'_> = serde_json::from_str(&text).unwrap();
+        let result = conversion().convert(&container, product).map_err(|e| e.to_string())?;
+        Ok((result.cores, result.blocks))
+    }
+
+    #[test]
+    fn cards_become_cores_and_blocks() {
+        for (name, limits, product, expected) in [
+            ("main", r#"{"nvidia.com/gpu":"1"}"#, None, (100, 42)),
+            ("main", r#"{"nvidia.com/gpu":"2"}"#, None, (200, 84)),
+            ("main", r#"{"nvidia.com/gpu":8}"#, None, (800, 336)),
+            ("main", r#"{"nvidia.com/gpu":"0"}"#, None, (0, 0)),
+            ("main", r#"{"cpu":"1"}"#, None, (0, 0)),
+            ("main", r#"{"nvidia.com/gpu":"1"}"#, Some("A100"), (100, 316)),
+            ("main", r#"{"nvidia.com/gpu":"1"}"#, Some("T4"), (100, 42)),
+            ("infer", r#"{"nvidia.com/gpu":"1"}"#, None, (50, 21)),
+            ("infer", r#"{"nvidia.com/gpu":"1"}"#, Some("A100"), (50, 158)),
+            // Two cards at 50 do not become one card.
+            ("infer", r#"{"nvidia.com/gpu":"2"}"#, None, (200, 84)),
+            ("main", r#"{"nvidia.com/mig-1g.5gb":"2"}"#, None, (28, 40)),
+            ("main", r#"{"nvidia.com/mig-2g.10gb":"1","nvidia.com/gpu.shared":"1"}"#, None, (0, 0)),
+        ] {
+            assert_eq!(convert(name, limits, product), Ok(expected), "{name} {limits} {product:?}");
+        }
+    }
+
+    #[test]
+    fn several_cards_share_only_where_the_policy_says_so() {
+        let container: ContainerView<'_> =
+            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"4"}}}"#).unwrap();
+        let policy = Conversion { share_multi_card: true, ..conversion() };
+        let result = policy.convert(&container, None).unwrap();
+        assert_eq!((result.cores, result.blocks), (200, 84));
+        let three: ContainerView<'_> =
+            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"3"}}}"#).unwrap();
+        let error = policy.convert(&three, None).unwrap_err().to_string();
+        assert!(error.contains("150") && error.contains("multiple of 100"), "{error}");
+    }
+
+    #[test]
+    fn what_no_card_can_give_is_refused_by_name() {
+        for (limits, expected) in [
+            (r#"{"nvidia.com/gpu":"1.5"}"#, "whole number"),
+            (r#"{"nvidia.com/gpu":"-1"}"#, "whole number"),
+            (r#"{"nvidia.com/gpu":"100000000"}"#, "whole number"),
+            (r#"{"nvidia.com/mig-1g.5gb":"8"}"#, "112: more than 100 cores"),
+        ] {
+            let error = convert("main", limits, None).unwrap_err();
+            assert!(error.starts_with("container main: ") && error.contains(expected), "{limits}: {error}");
+        }
+    }
+}

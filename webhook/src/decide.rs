@@ -1,0 +1,432 @@
+//! What happens to a pod, and why: from the gates (opt-in, opt-out, policy, rollout) to the rewrite. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use gpu_migrate_model::names;
+use json_patch::Patch;
+use serde_json::Value;
+
+use crate::convert::{Conversions, asks, gpu_resources, is_shared};
+use crate::policy::{Mode, Policies, Policy, Selected};
+use crate::rewrite::Edits;
+use crate::view::{ContainerView, Place, PodView};
+
+/// What is known about a pod besides the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'f> {
+    /// Its namespace.
+    pub namespace: &'f str,
+    /// The namespace's labels. Unknown ones (`None`) count as opted in, since the API server only sends us pods of
+    /// namespaces that are; the project must then be on the pod.
+    pub namespace_labels: Option<&'f BTreeMap<String, String>>,
+    /// Decides about a pod without a controller, and about pods where the rollout counts pods: the request's UID.
+    pub rollout_key: &'f str,
+}
+
+/// What was decided.
+#[derive(Clone, Debug)]
+pub struct Rewrite {
+    /// In one word.
+    pub outcome: Outcome,
+    /// What changes; empty when nothing does.
+    pub patch: Patch,
+    /// What would change if the policy were enforced; the same as `patch` where it is.
+    pub would: Patch,
+    /// `name@generation` of the policy that decided.
+    pub policy: Option<String>,
+    /// For the user, at most 120 characters each.
+    pub warnings: Vec<String>,
+    /// For the audit log; the API server prefixes the keys.
+    pub audit: Vec<(&'static str, String)>,
+    /// The reason to refuse the pod.
+    pub deny: Option<String>,
+    /// What happens to each container that asks for cards.
+    pub changes: Vec<Change>,
+}
+
+/// What one container asked for and what it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its name.
+    pub container: String,
+    /// Whether it is an init container or sidecar.
+    pub init: bool,
+    /// Whole cards it asked for.
+    pub cards: u32,
+    /// Cores it gets.
+    pub cores: u32,
+    /// Blocks it gets.
+    pub blocks: u32,
+}
+
+/// What happens to a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It becomes a shared pod.
+    Converted,
+    /// It keeps its request; cards that it did not ask for were hidden, or a card choice that is not its own removed.
+    Guarded,
+    /// It would change if the policy were enforced.
+    Audited,
+    /// Its request cannot be converted.
+    Unconvertible(String),
+    /// Several policies claim it.
+    Conflict(String),
+    /// Nothing is to be done.
+    Skipped(Skip),
+}
+
+/// Why nothing is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Skip {
+    /// Its namespace is not opted in.
+    NotOptedIn,
+    /// It is opted out.
+    OptedOut,
+    /// A mirror or static pod: the kubelet has it already.
+    Mirror,
+    /// It is bound to a node already.
+    Bound,
+    /// It belongs to no project.
+    NoProject,
+    /// Its project has no policy.
+    NoPolicy,
+    /// Its policy is off.
+    Off,
+    /// It asks for no card.
+    NoGpu,
+    /// It asks for shares already.
+    AlreadyShared,
+    /// Its workload is not due yet.
+    NotDue,
+}
+
+impl Skip {
+    /// One word for metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotOptedIn => "not_opted_in",
+            Self::OptedOut => "opted_out",
+            Self::Mirror => "mirror",
+            Self::Bound => "bound",
+            Self::NoProject => "no_project",
+            Self::NoPolicy => "no_policy",
+            Self::Off => "off",
+            Self::NoGpu => "no_gpu",
+            Self::AlreadyShared => "already_shared",
+            Self::NotDue => "not_due",
+        }
+    }
+}
+
+impl Outcome {
+    /// One word for metrics and audit.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Converted => "converted",
+            Self::Guarded => "guarded",
+            Self::Audited => "audited",
+            Self::Unconvertible(_) => "unconvertible",
+            Self::Conflict(_) => "conflict",
+            Self::Skipped(skip) => skip.as_str(),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Converted => f.write_str("becomes a shared pod"),
+            Self::Guarded => f.write_str("keeps its request, without cards or choices that are not its own"),
+            Self::Audited => f.write_str("would change if the policy were enforced"),
+            Self::Unconvertible(why) => write!(f, "cannot be converted: {why}"),
+            Self::Conflict(why) => f.write_str(why),
+            Self::Skipped(skip) => f.write_str(match skip {
+                Skip::NotOptedIn => "left alone: its namespace is not opted in",
+                Skip::OptedOut => "left alone: it is opted out",
+                Skip::Mirror => "left alone: a mirror or static pod",
+                Skip::Bound => "left alone: it is bound to a node already",
+                Skip::NoProject => "left alone: it belongs to no project",
+                Skip::NoPolicy => "left alone: its project has no policy",
+                Skip::Off => "left alone: its policy is off",
+                Skip::NoGpu => "left alone: it asks for no card",
+                Skip::AlreadyShared => "left alone: it asks for shares already",
+                Skip::NotDue => "left alone: its workload is not due yet",
+            }),
+        }
+    }
+}
+
+impl Rewrite {
+    fn untouched(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            patch: Patch(Vec::new()),
+            would: Patch(Vec::new()),
+            policy: None,
+            warnings: Vec::new(),
+            audit: Vec::new(),
+            deny: None,
+            changes: Vec::new(),
+        }
+    }
+
+    fn skipped(skip: Skip) -> Self {
+        Self::untouched(Outcome::Skipped(skip))
+    }
+}
+
+/// Decides about a pod.
+#[must_use]
+pub fn decide(pod: &PodView<'_>, facts: &Facts<'_>, policies: &Policies) -> Rewrite {
+    let policy = match governing(pod, facts, policies) {
+        Ok(policy) => policy,
+        Err(rewrite) => return *rewrite,
+    };
+    let dialect = &policy.conversion.dialect;
+    let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
+    let gpus = pod.containers().any(|(_, container)| !gpu_resources(container, dialect).is_empty());
+    let mut rewrite = match (shared, gpus) {
+        (true, _) => shared_pod(pod, facts, policy),
+        (false, false) => plain_pod(pod, facts, policy),
+        (false, true) if !policy.due(pod, facts.rollout_key) => Rewrite::skipped(Skip::NotDue),
+        (false, true) => legacy_pod(pod, facts, policy),
+    };
+    rewrite.policy = Some(policy.reference_text.clone());
+    finish(rewrite, policy)
+}
+
+/// The policy that a pod falls under, or why there is none that counts.
+fn governing<'p>(
+    pod: &PodView<'_>,
+    facts: &Facts<'_>,
+    policies: &'p Policies,
+) -> Result<&'p Policy, Box<Rewrite>> {
+    let keys = &policies.settings().labels;
+    let skip = |skip| Err(Box::new(Rewrite::skipped(skip)));
+    let namespace_label = |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    if facts.namespace_labels.is_some() && namespace_label(&keys.opt_in) != Some("true") {
+        return skip(Skip::NotOptedIn);
+    }
+    if pod.label(&keys.opt_out) == Some("true") {
+        return skip(Skip::OptedOut);
+    }
+    let from_file = pod.annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
+    if from_file || pod.annotation("kubernetes.io/config.mirror").is_some() {
+        return skip(Skip::Mirror);
+    }
+    if pod.spec.node_name.as_ref().is_some_and(|node| !node.as_str().is_empty()) {
+        return skip(Skip::Bound);
+    }
+    let Some(project) = pod.label(&keys.project).or_else(|| namespace_label(&keys.project)) else {
+        return skip(Skip::NoProject);
+    };
+    match policies.select(project, facts.namespace, pod) {
+        Selected::None => skip(Skip::NoPolicy),
+        Selected::One(policy) if policy.mode == Mode::Off => skip(Skip::Off),
+        Selected::One(policy) => Ok(policy),
+        Selected::Conflict(names) => {
+            let why = format!("left alone: policies {} claim it alike: narrow one of them", names.join(", "));
+            let mut rewrite = Rewrite::untouched(Outcome::Conflict(why.clone()));
+            rewrite.warnings.push(shorten(&why));
+            rewrite.audit.push(("conflict", names.join(",")));
+            Err(Box::new(rewrite))
+        }
+    }
+}
+
+/// A pod that asks for whole cards and is due.
+fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+    let product = if policy.by_product { product(pod) } else { None };
+    let mut conversions: Vec<(Place, &ContainerView<'_>, Conversions)> = Vec::new();
+    for (place, container) in pod.containers() {
+        match policy.conversion.convert(container, product.as_deref()) {
+            Ok(to) => conversions.push((place, container, to)),
+            Err(error) => return unconvertible(policy, &error.to_string()),
+        }
+    }
+    let left: Vec<String> = conversions.iter().flat_map(|(_, c, to)| stay(c, to, policy)).collect();
+    if !conversions.iter().any(|(_, _, to)| to.converts()) {
+        let mut rewrite = plain_pod(pod, facts, policy);
+        rewrite.warnings.extend(left);
+        return rewrite;
+    }
+    let mut edits = Edits::new(pod, policy);
+    let guarded = guards(facts);
+    for (place, container, to) in &conversions {
+        if !to.replaced.is_empty() {
+            edits.convert(*place, container, to);
+        }
+        if guarded && !to.converts() && to.left.is_empty() && !claims(container) {
+            edits.guard(*place, container);
+        }
+    }
+    edits.schedule();
+    edits.drop_stale_choice();
+    left.into_iter().for_each(|text| edits.warn(text));
+    let (patch, warnings) = edits.finish();
+    let changes = conversions.iter().filter(|(_, _, to)| to.converts()).map(|(place, container, to)| Change {
+        container: container.name.as_str().to_owned(),
+        init: place.init,
+        cards: to.cards,
+        cores: to.cores,
+        blocks: to.blocks,
+    });
+    let mut rewrite = Rewrite::untouched(Outcome::Converted);
+    rewrite.changes = changes.collect();
+    rewrite.warnings = warnings;
+    if pod.controller_uid().is_none() {
+        // A person made this pod and reads the answer; a controller does not.
+        rewrite.warnings.insert(0, summary(policy, "converts", &rewrite.changes));
+    }
+    rewrite.audit.push(("changes", describe(&rewrite.changes)));
+    rewrite.patch = patch;
+    rewrite
+}
+
+fn stay(container: &ContainerView<'_>, to: &Conversions, policy: &Policy) -> Vec<String> {
+    let name = container.name.as_str();
+    let text = |resource: &String| {
+        format!("container {name}: {resource} stays: policy {} does not map it", policy.reference.name)
+    };
+    to.left.iter().map(text).collect()
+}
+
+fn unconvertible(policy: &Policy, why: &str) -> Rewrite {
+    let mut rewrite = Rewrite::untouched(Outcome::Unconvertible(why.to_owned()));
+    rewrite.audit.push(("unconvertible", why.to_owned()));
+    if policy.deny_unconvertible {
+        rewrite.deny = Some(format!("gpu-migrate: policy {} refuses what it cannot convert: {why}", policy.reference.name));
+    } else {
+        rewrite.warnings.push(format!("not converted: {why}"));
+    }
+    rewrite
+}
+
+/// A pod that asks for no card: only the guard is of interest.
+fn plain_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+    guard_only(Edits::new(pod, policy), pod, facts, policy, Skip::NoGpu)
+}
+
+/// A pod that asks for shares already: ours when it comes a second time, or written that way.
+fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+    let mut edits = Edits::new(pod, policy);
+    if let Some(original) = pod.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok()) {
+        edits.continue_from(original);
+    }
+    edits.drop_stale_choice();
+    if pod.containers().any(|(_, container)| asks(container, &policy.conversion.dialect.legacy)) {
+        edits.warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
+    }
+    guard_only(edits, pod, facts, policy, Skip::AlreadyShared)
+}
+
+fn guard_only(
+    mut edits: Edits<'_, '_>,
+    pod: &PodView<'_>,
+    facts: &Facts<'_>,
+    policy: &Policy,
+    otherwise: Skip,
+) -> Rewrite {
+    let dialect = &policy.conversion.dialect;
+    if guards(facts) {
+        for (place, container) in pod.containers() {
+            let gpus = || gpu_resources(container, dialect).iter().any(|resource| asks(container, resource));
+            if !is_shared(container, dialect) && !claims(container) && !gpus() {
+                edits.guard(place, container);
+            }
+        }
+    }
+    let (patch, warnings) = edits.finish();
+    let outcome = if patch.0.is_empty() { Outcome::Skipped(otherwise) } else { Outcome::Guarded };
+    Rewrite { patch, warnings, ..Rewrite::untouched(outcome) }
+}
+
+/// Audit mode says what it would do; every text gets our name in front and fits into a warning.
+fn finish(mut rewrite: Rewrite, policy: &Policy) -> Rewrite {
+    rewrite.would = rewrite.patch.clone();
+    if policy.mode == Mode::Audit {
+        rewrite.deny = None;
+        if !rewrite.patch.0.is_empty() {
+            rewrite.outcome = Outcome::Audited;
+            rewrite.patch = Patch(Vec::new());
+            rewrite.warnings = vec![summary(policy, "(Audit) would convert", &rewrite.changes)];
+        } else if let Outcome::Unconvertible(why) = &rewrite.outcome {
+            rewrite.warnings = vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
+        }
+    }
+    for warning in &mut rewrite.warnings {
+        *warning = shorten(warning);
+    }
+    rewrite.audit.push(("outcome", rewrite.outcome.as_str().to_owned()));
+    rewrite.audit.push(("policy", policy.reference_text.clone()));
+    rewrite
+}
+
+fn summary(policy: &Policy, does: &str, changes: &[Change]) -> String {
+    let what = if changes.is_empty() { "hides the cards".to_owned() } else { describe(changes) };
+    format!("policy {} {does}: {what}", policy.reference.name)
+}
+
+/// `main: 2 cards → 200 cores, 84 blocks`
+fn describe(changes: &[Change]) -> String {
+    let each = changes.iter().map(|change| {
+        let Change { container, cards, cores, blocks, .. } = change;
+        match cards {
+            0 => format!("{container}: {cores} cores, {blocks} blocks"),
+            1 => format!("{container}: 1 card → {cores} cores, {blocks} blocks"),
+            cards => format!("{container}: {cards} cards → {cores} cores, {blocks} blocks"),
+        }
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// The API server cuts or drops warnings beyond 120 characters.
+const LONGEST_WARNING: usize = 120;
+
+fn shorten(text: &str) -> String {
+    let text = if text.starts_with("gpu-migrate: ") { text.to_owned() } else { format!("gpu-migrate: {text}") };
+    if text.chars().count() <= LONGEST_WARNING {
+        return text;
+    }
+    let kept: String = text.chars().take(LONGEST_WARNING - 1).collect();
+    format!("{kept}…")
+}
+
+fn guards(facts: &Facts<'_>) -> bool {
+    facts.namespace_labels.and_then(|labels| labels.get(names::VOID_GUARD)).is_some_and(|value| value == "true")
+}
+
+/// Devices that come through dynamic resource allocation.
+fn claims(container: &ContainerView<'_>) -> bool {
+    container.resources.as_ref().and_then(|r| r.claims).is_some_and(|raw| raw.get().contains('{'))
+}
+
+/// The card product that a pod is bound to, by nodeSelector or by a required affinity that leaves no other.
+fn product(pod: &PodView<'_>) -> Option<String> {
+    if let Some(product) = pod.spec.node_selector.as_ref().and_then(|map| map.get(names::GPU_PRODUCT)) {
+        return Some(product.as_str().to_owned());
+    }
+    let affinity: Value = serde_json::from_str(pod.spec.affinity?.get()).ok()?;
+    let terms = affinity
+        .pointer("/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")?
+        .as_array()?;
+    let of_term = |term: &Value| -> Option<String> {
+        let expressions = term.get("matchExpressions")?.as_array()?;
+        let ours = expressions.iter().find(|expression| {
+            expression.get("key").and_then(Value::as_str) == Some(names::GPU_PRODUCT)
+                && expression.get("operator").and_then(Value::as_str) == Some("In")
+        })?;
+        match ours.get("values")?.as_array()?.as_slice() {
+            [one] => one.as_str().map(str::to_owned),
+            _ => None,
+        }
+    };
+    // Terms are alternatives: all must name the same product.
+    let mut products = terms.iter().map(of_term);
+    let first = products.next()??;
+    products.all(|product| product.as_ref() == Some(&first)).then_some(first)
+}

@@ -1,0 +1,95 @@
+//! The record of what a pod was before it was rewritten: the value of the annotation `gpu-migrate.io/original`.
+//!
+//! It holds differences, by name and not by position, so that a pod which other webhooks changed as well (an injected
+//! sidecar moves every index) is still restored. `null` means that the field was not there.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What to put back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Original {
+    /// `name@generation` of the policy.
+    pub policy: String,
+    /// By container name; init and app containers share one name space.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub containers: BTreeMap<String, ContainerOriginal>,
+    /// Single fields of the spec: `schedulerName`, `runtimeClassName`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spec: BTreeMap<String, Value>,
+    /// Changed keys of `nodeSelector`.
+    #[serde(default, skip_serializing_if = "MapEdit::is_empty")]
+    pub node_selector: MapEdit,
+    /// `tolerations`.
+    #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
+    pub tolerations: ListEdit,
+    /// `schedulingGates`.
+    #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
+    pub scheduling_gates: ListEdit,
+    /// Removed annotations.
+    #[serde(default, skip_serializing_if = "MapEdit::is_empty")]
+    pub annotations: MapEdit,
+}
+
+/// What to put back into one container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ContainerOriginal {
+    /// Changed keys of `resources.limits`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, Value>,
+    /// Changed keys of `resources.requests`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Value>,
+    /// `env`.
+    #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
+    pub env: ListEdit,
+}
+
+/// How a map was changed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MapEdit {
+    /// Whether the map itself is ours.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub created: bool,
+    /// Former value by key; `null` where the key is ours.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub keys: BTreeMap<String, Value>,
+}
+
+/// How a list was changed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ListEdit {
+    /// Whether the list itself is ours.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub created: bool,
+    /// Entries taken out, with the indexes they had, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<(usize, Value)>,
+    /// Entries put in, at the end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<Value>,
+}
+
+// serde's `skip_serializing_if` hands a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl MapEdit {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl ListEdit {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,258 @@
+//! Policies in decided form, and which one a pod falls under. Pure.
+//!
+//! What can be worked out once per policy is worked out when it is compiled ([`crate::compile`]), not per pod.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use gpu_migrate_model::annotation::PolicyRef;
+use gpu_migrate_model::names;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::Value;
+
+use crate::convert::Conversion;
+use crate::view::PodView;
+
+/// What a policy does with the pods under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    Off,
+    /// Says what it would do.
+    Audit,
+    /// Rewrites.
+    Enforce,
+}
+
+/// Who converts when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rollout {
+    /// This percentage of workloads, by the UID of the owner.
+    Workloads(u32),
+    /// This percentage of pods, by the UID of the request.
+    Pods(u32),
+    /// Only pods that carry the label `gpu-migrate.io/convert: "true"`, which the operator sets wave by wave.
+    Labelled,
+}
+
+/// Edits of where a pod may run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scheduling {
+    /// `spec.schedulerName`.
+    pub scheduler_name: Option<String>,
+    /// `spec.runtimeClassName`.
+    pub runtime_class_name: Option<String>,
+    /// Keys that leave the nodeSelector.
+    pub selector_remove: Vec<String>,
+    /// Keys that are set in it.
+    pub selector_set: BTreeMap<String, String>,
+    /// Tolerations of these keys go away.
+    pub toleration_remove: Vec<String>,
+    /// Tolerations that are added where they are missing.
+    pub toleration_add: Vec<Value>,
+    /// Whether members of a gang get a scheduling gate.
+    pub gate_gangs: bool,
+}
+
+/// One policy, compiled.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// `name@generation`.
+    pub reference: PolicyRef,
+    /// The same as text, as it goes into annotations.
+    pub reference_text: String,
+    /// The project it is for.
+    pub project: String,
+    /// Only these namespaces; empty for all.
+    pub namespaces: Vec<String>,
+    /// Only pods with these labels.
+    pub selector: Option<LabelSelector>,
+    /// Off, Audit or Enforce.
+    pub mode: Mode,
+    /// Cards to cores and blocks.
+    pub conversion: Conversion,
+    /// Whether any override depends on the card's product.
+    pub by_product: bool,
+    /// Where pods run.
+    pub scheduling: Scheduling,
+    /// Who is due.
+    pub rollout: Rollout,
+    /// Whether a pod that cannot be converted is refused.
+    pub deny_unconvertible: bool,
+}
+
+/// All policies in force.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    /// Of one project, the most specific first.
+    by_project: HashMap<String, Vec<Arc<Policy>>>,
+    settings: Settings,
+}
+
+/// Names, for clusters that have their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Which resources stand for cards and shares.
+    pub dialect: names::Dialect,
+    /// Which labels decide.
+    pub labels: names::LabelKeys,
+}
+
+/// The policy that a pod falls under.
+#[derive(Clone, Debug)]
+pub enum Selected<'p> {
+    /// None applies.
+    None,
+    /// This one.
+    One(&'p Policy),
+    /// These are equally specific: nobody can say which is meant.
+    Conflict(Vec<&'p str>),
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self::new(Vec::new(), Settings::default())
+    }
+}
+
+impl Policies {
+    /// From compiled policies.
+    #[must_use]
+    pub fn new(policies: Vec<Policy>, settings: Settings) -> Self {
+        let mut by_project: HashMap<String, Vec<Arc<Policy>>> = HashMap::new();
+        for policy in policies {
+            by_project.entry(policy.project.clone()).or_default().push(Arc::new(policy));
+        }
+        for policies in by_project.values_mut() {
+            policies.sort_by_key(|policy| std::cmp::Reverse(policy.specificity()));
+        }
+        Self { by_project, settings }
+    }
+
+    /// Label keys and the like.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Every policy.
+    pub fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.by_project.values().flatten().map(AsRef::as_ref)
+    }
+
+    /// The policy for a pod of `project` in `namespace`.
+    #[must_use]
+    pub fn select(&self, project: &str, namespace: &str, pod: &PodView<'_>) -> Selected<'_> {
+        let candidates = self.by_project.get(project).map(Vec::as_slice).unwrap_or_default();
+        let mut fitting = candidates.iter().filter(|policy| policy.applies(namespace, pod));
+        let Some(first) = fitting.next() else { return Selected::None };
+        let level = first.specificity();
+        let mut equal = vec![first];
+        equal.extend(fitting.take_while(|policy| policy.specificity() == level));
+        // A policy that is off takes no part in a conflict: turning one off is how a conflict is ended.
+        if equal.len() > 1 && equal.iter().any(|policy| policy.mode != Mode::Off) {
+            equal.retain(|policy| policy.mode != Mode::Off);
+        }
+        match equal.as_slice() {
+            [one] => Selected::One(one),
+            all if all.iter().all(|policy| policy.mode == Mode::Off) => Selected::One(first),
+            all => {
+                let mut names: Vec<_> = all.iter().map(|policy| policy.reference.name.as_str()).collect();
+                names.sort_unstable();
+                Selected::Conflict(names)
+            }
+        }
+    }
+}
+
+impl Policy {
+    /// How narrow it is: naming namespaces counts, and each condition on labels.
+    fn specificity(&self) -> usize {
+        let labels = self.selector.as_ref().map_or(0, |selector| {
+            selector.match_labels.as_ref().map_or(0, BTreeMap::len)
+                + selector.match_expressions.as_ref().map_or(0, Vec::len)
+        });
+        labels + usize::from(!self.namespaces.is_empty())
+    }
+
+    fn applies(&self, namespace: &str, pod: &PodView<'_>) -> bool {
+        (self.namespaces.is_empty() || self.namespaces.iter().any(|name| name == namespace))
+            && self.selector.as_ref().is_none_or(|selector| matches(selector, pod))
+    }
+
+    /// Whether a pod is due under the rollout.
+    #[must_use]
+    pub fn due(&self, pod: &PodView<'_>, rollout_key: &str) -> bool {
+        match self.rollout {
+            Rollout::Labelled => pod.label(names::CONVERT) == Some("true"),
+            Rollout::Workloads(percent) => in_share(pod.controller_uid().unwrap_or(rollout_key), percent),
+            Rollout::Pods(percent) => in_share(rollout_key, percent),
+        }
+    }
+}
+
+/// Kubernetes' label selector on a pod's labels.
+fn matches(selector: &LabelSelector, pod: &PodView<'_>) -> bool {
+    let labels = selector.match_labels.iter().flatten();
+    let expressions = selector.match_expressions.iter().flatten();
+    labels.into_iter().all(|(key, value)| pod.label(key) == Some(value))
+        && expressions.into_iter().all(|expression| {
+            let value = pod.label(&expression.key);
+            let listed = || value.is_some_and(|v| expression.values.iter().flatten().any(|entry| entry == v));
+            match expression.operator.as_str() {
+                "In" => listed(),
+                "NotIn" => !listed(),
+                "Exists" => value.is_some(),
+                "DoesNotExist" => value.is_none(),
+                // Compiling has refused every other operator.
+                _ => false,
+            }
+        })
+}
+
+/// Whether `key` belongs to the first `percent` of all keys. Stable: depends on the key alone, and a larger percentage
+/// only ever adds keys.
+#[must_use]
+pub fn in_share(key: &str, percent: u32) -> bool {
+    stable_hash(key) % 100 < u64::from(percent)
+}
+
+/// FNV-1a with the finalizer of MurmurHash3. Fixed for ever: a change would move pods between legacy and shared.
+fn stable_hash(key: &str) -> u64 {
+    let fnv = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    mixed ^ (mixed >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_never_changes() {
+        for (key, bucket) in [
+            ("2769bb5f-78e7-48ff-b2ea-3d210961c956", 20),
+            ("922472ba-e17c-45bd-a161-4b5730b25876", 98),
+            ("", 42),
+        ] {
+            assert_eq!(stable_hash(key) % 100, bucket, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_larger_share_only_adds_and_shares_are_even() {
+        let keys: Vec<String> = (0..10_000).map(|i| format!("8d3f0c1e-0000-4000-8000-{i:012}")).collect();
+        for key in &keys {
+            assert!(!in_share(key, 0) && in_share(key, 100));
+            let first = (0..=100).find(|percent| in_share(key, *percent));
+            assert!((first.unwrap()..=100).all(|percent| in_share(key, percent)));
+        }
+        for percent in [1, 10, 50, 90] {
+            let share = keys.iter().filter(|key| in_share(key, percent)).count();
+            assert!(share.abs_diff(percent as usize * 100) < 200, "{percent} %: {share} of 10000");
+        }
+    }
+}
