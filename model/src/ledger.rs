@@ -408,7 +408,8 @@ impl Ledger {
         freed
     }
 
-    /// Gives one container's holds to another: the truth about who it was came later. Accounts do not change.
+    /// Gives one container's holds to another: the truth about who it was came later. As with [`Ledger::record`], a rule
+    /// that breaks by it shows (init and app containers of one pod overlap; taken apart they may not fit).
     pub fn rename(&mut self, from: &HolderId, to: &HolderId) {
         for (position, entry) in self.entries.iter_mut().enumerate() {
             if entry.books.map().is_none_or(|holds| !holds.contains_key(from)) {
