@@ -39,6 +39,7 @@ pub struct Cluster {
     components: Vec<Component>,
     pub(crate) stage: Option<Stage>,
     namespaces: Vec<String>,
+    pub(crate) policies: Vec<String>,
 }
 
 impl Cluster {
@@ -57,7 +58,14 @@ impl Cluster {
         let admin = pki.kubeconfig(ports.apiserver, "admin", "system:masters")?;
         let client = client(&admin).await?;
         let kit = Kit { layout, ports, pki, binaries, admin };
-        let mut cluster = Self { client, kit, components: Vec::new(), stage: None, namespaces: Vec::new() };
+        let mut cluster = Self {
+            client,
+            kit,
+            components: Vec::new(),
+            stage: None,
+            namespaces: Vec::new(),
+            policies: Vec::new(),
+        };
         let begin = Instant::now();
         cluster.start_control_plane().await?;
         cluster.start_node().await?;
@@ -242,6 +250,7 @@ impl Cluster {
     /// # Errors
     /// If something stays.
     pub async fn tidy(&mut self) -> Result<()> {
+        self.drop_policies().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let names = std::mem::take(&mut self.namespaces);
         for name in &names {

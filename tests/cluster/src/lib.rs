@@ -30,6 +30,7 @@ pub mod diagnose;
 pub mod image;
 pub mod layout;
 pub mod leftovers;
+pub mod migration;
 pub mod observe;
 pub mod pki;
 pub mod process;

@@ -114,7 +114,10 @@ impl Cluster {
     }
 
     /// Waits until the apiserver would call the webhook and trust it.
-    async fn webhook_registered(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the webhook does not register itself.
+    pub async fn webhook_registered(&mut self) -> Result<()> {
         let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         self.until("the webhook to be registered with its CA", PATIENCE, || async {
             let hook = hooks.get(WEBHOOK).await?;
@@ -171,7 +174,10 @@ impl Cluster {
     }
 
     /// Applies the CRDs that we ship, and waits until the API serves them.
-    async fn apply_crds(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the API refuses one, or it is not served within half a minute.
+    pub async fn apply_crds(&mut self) -> Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         for entry in

@@ -6,6 +6,7 @@ use gpu_migrate_cluster_tests::{
     cluster::PATIENCE,
     configs::NODE,
     layout::KUBELET_ROOT,
+    migration::GPU,
     observe::Observer,
     stage::CARDS,
     wait::Seen,
@@ -13,8 +14,6 @@ use gpu_migrate_cluster_tests::{
 };
 use kube::{ResourceExt, core::Request};
 use serde_json::{Value, json};
-
-const GPU: &[(&str, u64)] = &[("nvidia.com/gpu", 1)];
 
 /// The legacy world works here: pods of whole cards, each with cards of its own, and no more pods than cards.
 pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Cluster) -> Result<()> {
@@ -108,7 +107,8 @@ pub(crate) async fn the_checkpoint_keeps_entries_of_deleted_pods(cluster: &mut C
         .await
 }
 
-fn in_checkpoint(uid: &str) -> Result<bool> {
+/// Whether the kubelet's file still lists devices of a pod.
+pub(crate) fn in_checkpoint(uid: &str) -> Result<bool> {
     let path = format!("{KUBELET_ROOT}/device-plugins/kubelet_internal_checkpoint");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let file: Value = serde_json::from_str(&text)?;

@@ -3,7 +3,10 @@
 //! `GPU_MIGRATE_CLUSTER=1 cargo test -p gpu-migrate-cluster-tests [NAME]` runs them (root; Debian packages `containerd`,
 //! `runc`, `etcd-server`). Without the variable each says that it is skipped, and why.
 
+mod churn;
 mod kubernetes;
+mod path;
+mod resources;
 
 use std::sync::Arc;
 
@@ -36,6 +39,14 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
+        scenario!(Legacy, resources::sense_is_accepted_and_nonsense_is_refused),
+        scenario!(Bridged, path::a_namespace_that_is_not_opted_in_is_untouched),
+        scenario!(Bridged, path::a_deployment_becomes_shared_pods_on_the_chosen_cards),
+        scenario!(Bridged, path::shared_pods_keep_off_legacy_cards_and_wake_when_one_is_freed),
+        scenario!(Bridged, path::legacy_pods_keep_off_shared_cards),
+        scenario!(Bridged, path::a_deleted_legacy_pods_card_is_shared_next),
+        scenario!(Bridged, path::restarts_move_no_card),
+        scenario!(Bridged, churn::kills_at_random_break_no_invariant),
     ]
 }
 

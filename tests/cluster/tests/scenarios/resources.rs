@@ -1,0 +1,80 @@
+//! The custom resources, as the apiserver takes them: schemas, defaults, and the rules that refuse nonsense.
+
+use anyhow::{Result, bail, ensure};
+use gpu_migrate_cluster_tests::Cluster;
+use gpu_migrate_model::names::{GROUP, VERSION};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams},
+};
+use serde_json::{Value, json};
+
+fn api(cluster: &Cluster, kind: &str) -> Api<DynamicObject> {
+    // Not kube's guess at the plural, which would be right, but by luck.
+    let gvk = GroupVersionKind::gvk(GROUP, VERSION, kind);
+    Api::all_with(
+        cluster.client.clone(),
+        &ApiResource::from_gvk_with_plural(&gvk, &format!("{}s", kind.to_lowercase())),
+    )
+}
+
+async fn create(cluster: &Cluster, kind: &str, name: &str, spec: Value) -> kube::Result<DynamicObject> {
+    let object = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "metadata": {"name": name}, "spec": spec});
+    let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+    let strict = PostParams { dry_run: true, ..PostParams::default() };
+    api(cluster, kind).create(&strict, &object).await
+}
+
+/// What DESIGN.md shows is accepted; what makes no sense is refused with a message that names it.
+pub(crate) async fn sense_is_accepted_and_nonsense_is_refused(cluster: &mut Cluster) -> Result<()> {
+    cluster.apply_crds().await?;
+    let full = json!({
+        "project": "danlu",
+        "mode": "Enforce",
+        "convert": {"coresPerCard": 100, "blocksPerCard": 42, "overrides": [
+            {"gpuProduct": "NVIDIA-A100-SXM4-80GB", "blocksPerCard": 316},
+            {"container": "sidecar-infer", "coresPerCard": 50, "blocksPerCard": 21},
+        ]},
+        "scheduling": {
+            "schedulerName": "gpu-migrate-scheduler",
+            "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
+            "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [{"key": "pool", "operator": "Equal", "value": "shared", "effect": "NoSchedule"}]},
+        },
+        "rollout": {"percent": 100, "unit": "Workload"},
+        "onUnconvertible": "Admit",
+    });
+    create(cluster, "GPUMigration", "danlu", full).await?;
+    create(cluster, "GPUMigration", "small", json!({"project": "danlu"})).await?;
+    create(cluster, "GPUConfig", "cluster", json!({"nodePools": [{"name": "a100", "selector": {"matchLabels": {"pool": "a100"}}, "plugin": "Bridged"}]})).await?;
+
+    let nonsense = [
+        (json!({}), "spec.project"),
+        (json!({"project": "p", "mode": "Sometimes"}), "spec.mode"),
+        (json!({"project": "p", "convert": {"coresPerCard": 150}}), "coresPerCard must be from 1 to 100"),
+        (json!({"project": "p", "convert": {"coresPerCard": "half"}}), "spec.convert.coresPerCard"),
+        (
+            json!({"project": "p", "convert": {"overrides": [{"blocksPerCard": 1}]}}),
+            "an override needs gpuProduct or container",
+        ),
+        (json!({"project": "p", "rollout": {"percent": 101}}), "percent must be from 0 to 100"),
+        (json!({"project": "p", "rollout": {"unit": "Namespace"}}), "spec.rollout.unit"),
+    ];
+    for (spec, expected) in nonsense {
+        match create(cluster, "GPUMigration", "nonsense", spec.clone()).await {
+            Err(kube::Error::Api(status)) => ensure!(
+                status.code == 422 && status.message.contains(expected),
+                "{spec} is refused without {expected:?}: {} {}",
+                status.code,
+                status.message
+            ),
+            other => bail!("{spec} is not refused: {other:?}"),
+        }
+    }
+    // Nothing was stored: everything above was a dry run.
+    let left = api(cluster, "GPUMigration").delete("danlu", &DeleteParams::default()).await;
+    ensure!(
+        matches!(&left, Err(kube::Error::Api(status)) if status.code == 404),
+        "a dry run stored something: {left:?}"
+    );
+    Ok(())
+}
