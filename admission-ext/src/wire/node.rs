@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::pod::{Everything, ExtendedResources};
-use super::text::{Picked, QuantityText, Text};
+use super::text::{IntoOwned, Picked, QuantityText, Text, owned};
 
 /// A borrowed Node.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,6 +53,10 @@ pub struct NodeStatus<'a> {
     #[serde(borrow)]
     pub allocatable: Picked<'a, QuantityText<'a>, ExtendedResources>,
 }
+
+owned!(NodeView { metadata, status });
+owned!(NodeMeta { name, uid, resource_version, labels, annotations });
+owned!(NodeStatus { capacity, allocatable });
 
 /// A node of a request, as text with its name.
 #[derive(Debug)]

@@ -2,12 +2,10 @@
 //!
 //! One view serves the request bodies, the watch and the snapshot file, so that a pod means the same in all three.
 
-use std::borrow::Cow;
-
 use gpu_migrate_model::names;
 use serde::Deserialize;
 
-use super::text::{Picked, QuantityText, Text, Wanted};
+use super::text::{IntoOwned, Picked, QuantityText, Text, Wanted, owned};
 
 /// A borrowed Pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -184,9 +182,10 @@ impl<'a> PodView<'a> {
     }
 }
 
-impl Text<'_> {
-    /// A text that outlives the body.
-    pub fn to_owned_text(&self) -> Text<'static> {
-        Text(Cow::Owned(self.0.clone().into_owned()))
-    }
-}
+owned!(PodView { metadata, spec, status });
+owned!(MetaView { name, namespace, uid, resource_version, deletion_timestamp, annotations });
+owned!(SpecView { node_name, node_selector, priority, scheduling_gates, init_containers, containers });
+owned!(GateView { name });
+owned!(StatusView { phase });
+owned!(ContainerView { name, restart_policy, resources });
+owned!(ResourcesView { limits, requests });

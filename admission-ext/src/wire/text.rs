@@ -23,6 +23,12 @@ impl fmt::Debug for Text<'_> {
     }
 }
 
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(TextVisitor)
@@ -154,3 +160,67 @@ impl<'de, V: Deserialize<'de>, W: Wanted> Visitor<'de> for PickedVisitor<V, W> {
         Ok(picked)
     }
 }
+
+/// Cuts the tie to the body, for objects that outlive it: those of a watch.
+pub trait IntoOwned {
+    /// The same without a borrow.
+    type Owned: 'static;
+    /// Copies what is borrowed.
+    fn into_owned(self) -> Self::Owned;
+}
+
+impl IntoOwned for Text<'_> {
+    type Owned = Text<'static>;
+    fn into_owned(self) -> Text<'static> {
+        Text(Cow::Owned(self.0.into_owned()))
+    }
+}
+
+impl IntoOwned for QuantityText<'_> {
+    type Owned = QuantityText<'static>;
+    fn into_owned(self) -> QuantityText<'static> {
+        QuantityText(self.0.into_owned())
+    }
+}
+
+impl IntoOwned for i32 {
+    type Owned = i32;
+    fn into_owned(self) -> i32 {
+        self
+    }
+}
+
+impl<T: IntoOwned> IntoOwned for Option<T> {
+    type Owned = Option<T::Owned>;
+    fn into_owned(self) -> Self::Owned {
+        self.map(T::into_owned)
+    }
+}
+
+impl<T: IntoOwned> IntoOwned for Vec<T> {
+    type Owned = Vec<T::Owned>;
+    fn into_owned(self) -> Self::Owned {
+        self.into_iter().map(T::into_owned).collect()
+    }
+}
+
+impl<V: IntoOwned, W: 'static> IntoOwned for Picked<'_, V, W> {
+    type Owned = Picked<'static, V::Owned, W>;
+    fn into_owned(self) -> Self::Owned {
+        let entries = self.entries.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect();
+        Picked { entries, wanted: std::marker::PhantomData }
+    }
+}
+
+/// [`IntoOwned`] for a struct, field by field.
+macro_rules! owned {
+    ($view:ident { $($field:ident),* }) => {
+        impl IntoOwned for $view<'_> {
+            type Owned = $view<'static>;
+            fn into_owned(self) -> $view<'static> {
+                $view { $($field: self.$field.into_owned()),* }
+            }
+        }
+    };
+}
+pub(crate) use owned;

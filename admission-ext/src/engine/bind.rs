@@ -1,0 +1,303 @@
+//! bind: decide, assume, post one Binding with the cards in its annotations, and say OK only when the pod is bound.
+//!
+//! The scheduler gives up at its `httpTimeout` and comes again, while our request may still be on its way. So a choice
+//! whose outcome is not known keeps its cards, the same pod gets the same answer again on that node, and no other
+//! node is tried before the API server was asked what became of it (FACTS 4.5).
+
+use std::sync::Arc;
+
+use gpu_migrate_model::ask::PodKind;
+
+use super::{Engine, Reply};
+use crate::api::{BindFailure, Binding, Found};
+use crate::decide::{Undecided, choose};
+use crate::metrics::Outcome;
+use crate::state::pod::{Cards, PodFacts, choice};
+use crate::state::room::Glance;
+use crate::wire::{BindArgs, answer};
+
+/// Why a pod was not bound. The text goes into an Event on the pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// Not synced or not leading.
+    #[error("{0}")]
+    NotReady(&'static str),
+    /// The body makes no sense.
+    #[error("{0}")]
+    Wire(String),
+    /// There is no such pod (any more).
+    #[error("pod {pod} with UID {uid} does not exist any more")]
+    Gone {
+        /// `namespace/name`
+        pod: String,
+        /// As the scheduler named it.
+        uid: String,
+    },
+    /// The pod runs elsewhere.
+    #[error("pod {pod} is already bound to node {node}")]
+    Elsewhere {
+        /// `namespace/name`
+        pod: String,
+        /// Where it is.
+        node: String,
+    },
+    /// The same pod is being bound by another call.
+    #[error("pod {pod}: an earlier bind is still under way")]
+    UnderWay {
+        /// `namespace/name`
+        pod: String,
+    },
+    /// An earlier bind to another node may still come true.
+    #[error("pod {pod}: the outcome of an earlier bind to node {node} is not known yet")]
+    Doubt {
+        /// `namespace/name`
+        pod: String,
+        /// The node of the earlier bind.
+        node: String,
+    },
+    /// The node is not known.
+    #[error("node {node} is not known to gpu-migrate-extender")]
+    NoNode {
+        /// As the scheduler named it.
+        node: String,
+    },
+    /// What the pod asks for makes no sense.
+    #[error("pod {pod}: {problem}")]
+    Ask {
+        /// `namespace/name`
+        pod: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// It does not fit (any more).
+    #[error("node {node}: {source}")]
+    Undecided {
+        /// The node.
+        node: String,
+        /// Why.
+        source: Undecided,
+    },
+    /// The API server did not bind it, or did not say so.
+    #[error("{0}")]
+    Api(BindFailure),
+    /// The pod cannot be read.
+    #[error("pod {pod} cannot be looked up: {problem}")]
+    LookUp {
+        /// `namespace/name`
+        pod: String,
+        /// What the API says.
+        problem: String,
+    },
+}
+
+/// Takes the mark of a bind in progress away, whichever way the bind ends.
+struct UnderWay<'a>(&'a Engine, Arc<str>);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.binding.lock().remove(&self.1);
+    }
+}
+
+impl Engine {
+    /// Binds the pod. The work goes on if the caller goes away.
+    pub async fn bind(self: &Arc<Self>, body: &[u8]) -> Reply {
+        let (namespace, name, uid, node) = match BindArgs::parse(body) {
+            Ok(args) => {
+                let own = |text: &str| -> Arc<str> { Arc::from(text) };
+                (own(args.pod_namespace), own(args.pod_name), own(args.pod_uid), own(args.node))
+            }
+            Err(problem) => return reply(Err(BindError::Wire(problem.to_string()))),
+        };
+        let engine = Arc::clone(self);
+        let work = tokio::spawn(async move { engine.bind_pod(&namespace, &name, &uid, &node).await });
+        match work.await {
+            Ok(result) => reply(result),
+            Err(problem) => reply(Err(BindError::Wire(format!("bind did not finish: {problem}")))),
+        }
+    }
+
+    /// Binds one pod to one node.
+    ///
+    /// # Errors
+    /// Where the pod is not bound, or is not known to be.
+    pub async fn bind_pod(
+        self: &Arc<Self>,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        node: &str,
+    ) -> Result<(), BindError> {
+        if let Some(why) = self.not_ready() {
+            return Err(BindError::NotReady(why));
+        }
+        let pod = self.known_pod(namespace, name, uid).await?;
+        if !self.binding.lock().insert(Arc::clone(&pod.uid)) {
+            return Err(BindError::UnderWay { pod: pod.shown() });
+        }
+        let _mark = UnderWay(self, Arc::clone(&pod.uid));
+        if let Some(bound) = &pod.node {
+            return same_node(&pod, bound, node);
+        }
+        let cards = self.assume(&pod, node)?;
+        self.commit(&pod, node, cards).await
+    }
+
+    /// The pod from the index, else from the API server: the watch may be behind the scheduler's.
+    async fn known_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Arc<PodFacts>, BindError> {
+        if let Some(pod) = self.cluster.read().pod(uid) {
+            return Ok(Arc::clone(pod));
+        }
+        let shown = || format!("{namespace}/{name}");
+        match self.api.look_up(namespace, name, uid).await {
+            Ok(Found::Pod(pod)) => {
+                let pod = Arc::new(*pod);
+                self.cluster.write().set_pod((*pod).clone());
+                Ok(pod)
+            }
+            Ok(Found::Finished | Found::Gone) => Err(BindError::Gone { pod: shown(), uid: uid.to_owned() }),
+            Err(problem) => Err(BindError::LookUp { pod: shown(), problem }),
+        }
+    }
+
+    /// Decides and writes the decision into the books, in one breath.
+    fn assume(&self, pod: &Arc<PodFacts>, node: &str) -> Result<Cards, BindError> {
+        if let Err(problem) = &pod.ask {
+            return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
+        }
+        let glance = Glance::of(pod);
+        let scoring = self.scoring();
+        let mut cluster = self.cluster.write();
+        if let Some(earlier) = cluster.assumption(&pod.uid) {
+            if &*earlier.node != node {
+                return Err(BindError::Doubt { pod: pod.shown(), node: earlier.node.to_string() });
+            }
+            return Ok(earlier.cards.clone());
+        }
+        let cards = match cluster.slot(node) {
+            _ if pod.kind == PodKind::Plain => Cards::default(),
+            None => return Err(BindError::NoNode { node: node.to_owned() }),
+            Some(slot) => choose(slot, pod, glance, &scoring)
+                .map_err(|source| BindError::Undecided { node: node.to_owned(), source })?,
+        };
+        let until = (self.clock)().instant + self.settings.api_timeout + self.settings.doubt;
+        cluster.assume(pod, node, cards.clone(), until);
+        drop(cluster);
+        self.mix.rcu(|mix| {
+            let mut mix = (**mix).clone();
+            mix.count(glance);
+            mix
+        });
+        Ok(cards)
+    }
+
+    /// Posts the Binding and settles what became of it.
+    async fn commit(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) -> Result<(), BindError> {
+        let binding = self.binding_of(pod, node, &cards);
+        match self.api.bind(&binding).await {
+            Ok(()) => {
+                self.confirm(pod, node, cards);
+                Ok(())
+            }
+            Err(BindFailure::Refused(why)) => {
+                self.cluster.write().forget(&pod.uid);
+                Err(BindError::Api(BindFailure::Refused(why)))
+            }
+            Err(failure @ (BindFailure::Conflict(_) | BindFailure::Unknown(_))) => {
+                self.metrics.looked_up.inc();
+                self.outcome_of(pod, node, failure).await
+            }
+        }
+    }
+
+    fn binding_of(&self, pod: &PodFacts, node: &str, cards: &Cards) -> Binding {
+        let annotations = match (&pod.ask, pod.kind) {
+            (Ok(ask), PodKind::Shared) => choice(cards, ask, node, (self.clock)().unix_nanos).write(ask),
+            _ => Default::default(),
+        };
+        Binding {
+            namespace: Arc::clone(&pod.namespace),
+            name: Arc::clone(&pod.name),
+            uid: Arc::clone(&pod.uid),
+            node: Arc::from(node),
+            annotations,
+        }
+    }
+
+    /// The API server said yes: from now on the pod is where we put it, whenever the watch gets to say so.
+    fn confirm(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) {
+        let mut cluster = self.cluster.write();
+        // If the assumption is gone, the watch was faster, or the pod is deleted already.
+        if cluster.assumption(&pod.uid).is_some() {
+            cluster.set_pod(PodFacts { node: Some(Arc::from(node)), cards, ..(**pod).clone() });
+        }
+    }
+
+    /// Asks the API server what became of a bind that conflicted, or that it did not answer.
+    async fn outcome_of(&self, pod: &Arc<PodFacts>, node: &str, failure: BindFailure) -> Result<(), BindError> {
+        let certain = matches!(failure, BindFailure::Conflict(_));
+        match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
+            Ok(Found::Pod(now)) => match now.node.clone() {
+                Some(bound) => {
+                    self.cluster.write().set_pod(*now);
+                    same_node(pod, &bound, node)
+                }
+                None => {
+                    if certain {
+                        self.cluster.write().forget(&pod.uid);
+                    }
+                    // Unanswered and not bound: it may yet come true, so its cards are kept for a while.
+                    Err(BindError::Api(failure))
+                }
+            },
+            Ok(Found::Finished | Found::Gone) if certain => {
+                self.cluster.write().remove_pod(&pod.uid);
+                Err(BindError::Gone { pod: pod.shown(), uid: pod.uid.to_string() })
+            }
+            Ok(_) | Err(_) => Err(BindError::Api(failure)),
+        }
+    }
+
+    /// Ends a doubt: the time in which the request could still have come true is over.
+    pub(super) async fn resolve(&self, pod: &Arc<PodFacts>) {
+        match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
+            Ok(Found::Pod(now)) if now.node.is_some() => self.cluster.write().set_pod(*now),
+            Ok(Found::Pod(_)) => {
+                let node = self.cluster.read().assumption(&pod.uid).map(|assumed| Arc::clone(&assumed.node));
+                let change = self.cluster.write().forget(&pod.uid);
+                self.metrics.expired.inc();
+                if let Some(node) = node {
+                    self.wake_if(change, &node);
+                }
+                change
+            }
+            Ok(Found::Finished | Found::Gone) => self.cluster.write().remove_pod(&pod.uid),
+            Err(problem) => {
+                tracing::warn!(pod = %pod.shown(), problem, "outcome of its bind still unknown; its cards stay reserved");
+                return;
+            }
+        };
+    }
+}
+
+fn same_node(pod: &PodFacts, bound: &str, wanted: &str) -> Result<(), BindError> {
+    if bound == wanted {
+        Ok(())
+    } else {
+        Err(BindError::Elsewhere { pod: pod.shown(), node: bound.to_owned() })
+    }
+}
+
+fn reply(result: Result<(), BindError>) -> Reply {
+    match result {
+        Ok(()) => Reply { body: answer::binding(None), outcome: Outcome::Ok },
+        Err(error) => {
+            let outcome = match &error {
+                BindError::Undecided { .. } => Outcome::Refused,
+                _ => Outcome::Error,
+            };
+            tracing::warn!(%error, "bind");
+            Reply { body: answer::binding(Some(&error.to_string())), outcome }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! filter and prioritize.
+
+use gpu_migrate_model::ask::PodKind;
+
+use super::reasons::Reasons;
+use super::{Engine, Reply};
+use crate::decide::{fits, fits_without, placement};
+use crate::metrics::Outcome;
+use crate::score::{merit, scale};
+use crate::state::node::{NodeFacts, books};
+use crate::state::pod::PodFacts;
+use crate::state::room::{Glance, Rooms};
+use crate::state::Cluster;
+use crate::wire::answer::{self, Verdict};
+use crate::wire::{Nodes, Request};
+
+/// Nodes looked at before a waiting bind is let in.
+const BETWEEN_BREATHS: usize = 512;
+
+impl Engine {
+    /// Which of the nodes the pod fits on.
+    pub fn filter(&self, verb: &'static str, body: &[u8]) -> Reply {
+        let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
+        if let Some(why) = self.not_ready() {
+            return error(why);
+        }
+        let request = match Request::parse(verb, body) {
+            Ok(request) => request,
+            Err(problem) => return error(&problem.to_string()),
+        };
+        let pod = PodFacts::read(&request.pod, &self.settings.dialect);
+        let (verdicts, reasons) = self.verdicts(&pod, &request.nodes);
+        let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
+        Reply {
+            body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
+            outcome: if some { Outcome::Ok } else { Outcome::Refused },
+        }
+    }
+
+    fn verdicts(&self, pod: &PodFacts, nodes: &Nodes<'_>) -> (Vec<Verdict>, Reasons) {
+        let mut reasons = Reasons::default();
+        if let Err(problem) = &pod.ask {
+            let never = Verdict::Unresolvable(reasons.text(problem));
+            return (vec![never; nodes.len()], reasons);
+        }
+        let glance = Glance::of(pod);
+        let mut verdicts = Vec::with_capacity(nodes.len());
+        let mut cluster = self.cluster.read();
+        for at in 0..nodes.len() {
+            if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
+                parking_lot::RwLockReadGuard::bump(&mut cluster);
+            }
+            verdicts.push(self.verdict(&cluster, pod, glance, nodes, at, &mut reasons));
+        }
+        (verdicts, reasons)
+    }
+
+    fn verdict(
+        &self,
+        cluster: &Cluster,
+        pod: &PodFacts,
+        glance: Glance,
+        nodes: &Nodes<'_>,
+        at: usize,
+        reasons: &mut Reasons,
+    ) -> Verdict {
+        if pod.kind == PodKind::Plain {
+            return Verdict::Fits;
+        }
+        let name = nodes.name(at);
+        if let Some(earlier) = cluster.assumption(&pod.uid).filter(|earlier| &*earlier.node != name) {
+            // Its cards there are kept until it is known that it is not bound there.
+            let text = format!("waiting for the outcome of an earlier bind to node {}", earlier.node);
+            return Verdict::Failed(reasons.text(&text));
+        }
+        let answer = match cluster.slot(name) {
+            Some(slot) if slot.pods.contains_key(&pod.uid) => {
+                fits_without(slot, pod, |uid| uid == &*pod.uid)
+            }
+            Some(slot) => fits(slot, pod, glance),
+            None => match self.template(nodes, at) {
+                Some(facts) => {
+                    let inventory = facts.inventory(name);
+                    let (_, books) = books(&inventory, &facts, &[], std::iter::empty(), |_| false);
+                    placement(&inventory, &books, pod).map(|_| ())
+                }
+                None => {
+                    let unknown = "gpu-migrate-extender has not seen the node yet";
+                    return Verdict::Failed(reasons.text(unknown));
+                }
+            },
+        };
+        match answer {
+            Ok(()) => Verdict::Fits,
+            Err(refusal) => reasons.refuse(refusal),
+        }
+    }
+
+    /// A node that was sent whole and is not known: an autoscaler asks what a node of this kind would do.
+    fn template(&self, nodes: &Nodes<'_>, at: usize) -> Option<NodeFacts> {
+        let raw = nodes.raw(at)?;
+        let view = serde_json::from_str(raw.get()).ok()?;
+        Some(NodeFacts::read(&view, &self.settings.dialect))
+    }
+
+    /// How good each node is, 0 to 10.
+    pub fn prioritize(&self, body: &[u8]) -> Reply {
+        let request = match (self.not_ready(), Request::parse("prioritize", body)) {
+            (None, Ok(request)) => request,
+            // An extender that cannot score says nothing: the scheduler logs and goes on without.
+            _ => return Reply { body: b"[]".to_vec(), outcome: Outcome::Error },
+        };
+        let pod = PodFacts::read(&request.pod, &self.settings.dialect);
+        let (glance, scoring) = (Glance::of(&pod), self.scoring());
+        let nowhere = Rooms::default();
+        let mut merits = Vec::with_capacity(request.nodes.len());
+        let mut cluster = self.cluster.read();
+        for at in 0..request.nodes.len() {
+            if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
+                parking_lot::RwLockReadGuard::bump(&mut cluster);
+            }
+            let rooms = cluster.slot(request.nodes.name(at)).map_or(&nowhere, |slot| &slot.rooms);
+            merits.push(merit(rooms, glance, &scoring));
+        }
+        drop(cluster);
+        Reply { body: answer::priorities(&request.nodes, &scale(&merits)), outcome: Outcome::Ok }
+    }
+}

@@ -1,0 +1,62 @@
+//! preempt: the scheduler's victims, re-validated card by card.
+//!
+//! The scheduler's dry run knows sums of resources and does not ask our filter (FACTS 4.8): it may propose victims
+//! whose going frees nothing that this pod can use. A node where the pod would not fit even without all of them is
+//! dropped; on the others only those stay victims without whom it does not fit.
+
+use super::{Engine, Reply};
+use crate::decide::fits_without;
+use crate::metrics::Outcome;
+use crate::state::Slot;
+use crate::state::pod::PodFacts;
+use crate::wire::answer::{self, Kept};
+use crate::wire::{NodeVictims, PreemptArgs};
+
+impl Engine {
+    /// Which victims on which nodes make room for the pod.
+    pub fn preempt(&self, body: &[u8]) -> Reply {
+        let nothing = |outcome| Reply { body: answer::preemption(&[]), outcome };
+        let args = match (self.not_ready(), PreemptArgs::parse(body)) {
+            (None, Ok(args)) => args,
+            // No node is offered: better no victim than a wrong one.
+            _ => return nothing(Outcome::Error),
+        };
+        let pod = PodFacts::read(&args.pod, &self.settings.dialect);
+        let cluster = self.cluster.read();
+        let kept: Vec<Kept<'_>> = args
+            .victims()
+            .into_iter()
+            .filter_map(|proposal| {
+                let slot = cluster.slot(proposal.node)?;
+                let uids = needed(slot, &pod, &proposal)?;
+                Some(Kept { node: proposal.node, uids, pdb_violations: proposal.pdb_violations })
+            })
+            .collect();
+        drop(cluster);
+        let outcome = if kept.is_empty() { Outcome::Refused } else { Outcome::Ok };
+        Reply { body: answer::preemption(&kept), outcome }
+    }
+}
+
+/// The victims without whom `pod` does not fit; `None` where it does not fit even without all.
+///
+/// The scheduler lists victims by falling importance, so the most important is spared first. Victims that hold no
+/// card are kept as proposed: they give CPU, memory or ports, which is not ours to judge.
+fn needed<'a>(slot: &Slot, pod: &PodFacts, proposal: &NodeVictims<'a>) -> Option<Vec<&'a str>> {
+    let fits = |victims: &[&str]| fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok();
+    let mut victims = proposal.uids.clone();
+    if !fits(&victims) {
+        return None;
+    }
+    for uid in &proposal.uids {
+        if !slot.pods.contains_key(*uid) {
+            continue;
+        }
+        let fewer: Vec<&str> = victims.iter().copied().filter(|victim| victim != uid).collect();
+        if fits(&fewer) {
+            victims = fewer;
+        }
+    }
+    // The scheduler takes a node without victims for an error; room that is there by now needs no preemption at all.
+    (!victims.is_empty()).then_some(victims)
+}

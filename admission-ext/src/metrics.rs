@@ -1,0 +1,142 @@
+//! What is counted and timed. Labels are closed sets: a verb, an outcome, a class of refusal.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+/// What the scheduler can ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[allow(missing_docs)] // the names are the documentation
+pub enum Verb {
+    Filter,
+    FilterDryrun,
+    Prioritize,
+    Preempt,
+    Bind,
+    Predicates,
+}
+
+impl Verb {
+    /// The last part of its path.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Verb::Filter => "filter",
+            Verb::FilterDryrun => "filter-dryrun",
+            Verb::Prioritize => "prioritize",
+            Verb::Preempt => "preempt",
+            Verb::Bind => "bind",
+            Verb::Predicates => "predicates",
+        }
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Outcome {
+    /// An answer that lets the pod go on.
+    Ok,
+    /// No node, no victims or no card: the pod waits.
+    Refused,
+    /// We could not decide or not carry it out.
+    Error,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerbLabel {
+    verb: Verb,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabel {
+    verb: Verb,
+    outcome: Outcome,
+}
+
+/// All metrics of the extender.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    seconds: Family<VerbLabel, Histogram, fn() -> Histogram>,
+    calls: Family<CallLabel, Counter>,
+    /// Choices made by us that the watch has not confirmed yet.
+    pub assumptions: Gauge,
+    /// Nodes known.
+    pub nodes: Gauge,
+    /// Pods known that ask for cards.
+    pub pods: Gauge,
+    /// Cards on which both kinds, or too much, were found.
+    pub disputed_cards: Gauge,
+    /// Binds whose outcome had to be looked up.
+    pub looked_up: Counter,
+    /// Assumptions given up because the pod was not bound after all.
+    pub expired: Counter,
+    /// Gang members whose held bind was given up.
+    pub gang_released: Counter,
+    /// Gangs bound whole.
+    pub gang_bound: Counter,
+    /// Nodes touched to wake pods that only we refused.
+    pub wakes: Counter,
+    /// 1 while this replica may answer.
+    pub ready: Gauge,
+    /// Calls without a valid certificate or token.
+    pub unauthorized: Counter,
+}
+
+/// From 100 µs to 25 s, as a bind may be held for a gang.
+const BUCKETS: [f64; 15] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 30.0];
+
+fn histogram() -> Histogram {
+    Histogram::new(BUCKETS)
+}
+
+impl Metrics {
+    /// Makes all metrics known to `registry`, under `gpu_migrate_extender_`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("gpu_migrate_extender");
+        let metrics = Self {
+            seconds: Family::new_with_constructor(histogram),
+            calls: Family::default(),
+            assumptions: Gauge::default(),
+            nodes: Gauge::default(),
+            pods: Gauge::default(),
+            disputed_cards: Gauge::default(),
+            looked_up: Counter::default(),
+            expired: Counter::default(),
+            gang_released: Counter::default(),
+            gang_bound: Counter::default(),
+            wakes: Counter::default(),
+            ready: Gauge::default(),
+            unauthorized: Counter::default(),
+        };
+        let m = &metrics;
+        let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "Version of the program", Info::new(version));
+        registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());
+        registry.register("calls", "Calls by verb and outcome", m.calls.clone());
+        registry.register("assumptions", "Choices not confirmed by the watch yet", m.assumptions.clone());
+        registry.register("nodes", "Nodes known", m.nodes.clone());
+        registry.register("pods", "Pods known that ask for cards", m.pods.clone());
+        registry.register("disputed_cards", "Cards found with both kinds or too much on them", m.disputed_cards.clone());
+        registry.register("binds_looked_up", "Binds whose outcome was looked up", m.looked_up.clone());
+        registry.register("assumptions_expired", "Assumptions given up", m.expired.clone());
+        registry.register("gang_members_released", "Held binds given up", m.gang_released.clone());
+        registry.register("gangs_bound", "Gangs bound whole", m.gang_bound.clone());
+        registry.register("wakes", "Nodes touched to wake waiting pods", m.wakes.clone());
+        registry.register("ready", "1 while this replica may answer", m.ready.clone());
+        registry.register("unauthorized", "Calls without a valid certificate or token", m.unauthorized.clone());
+        metrics
+    }
+
+    /// Counts one call.
+    pub fn observe(&self, verb: Verb, outcome: Outcome, took: Duration) {
+        self.seconds.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
+        self.calls.get_or_create(&CallLabel { verb, outcome }).inc();
+    }
+}

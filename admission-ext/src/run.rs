@@ -1,0 +1,259 @@
+//! Flags, and the parts put together: standalone from a snapshot, or beside a real API server.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Limits, Options, Source, wall_clock};
+use gpu_migrate_model::names::Dialect;
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{Api, Memory};
+use crate::engine::{Engine, Settings, machine_clock};
+use crate::kube_api::Kube;
+use crate::metrics::Metrics;
+use crate::score::Order;
+use crate::serve::{self, auth::Callers};
+use crate::{snapshot, watch};
+
+/// Places shared pods beside legacy pods, card by card: an extender for kube-scheduler.
+#[derive(Debug, Parser)]
+#[command(name = "gpu-migrate-extender", version, about, long_about = None)]
+pub struct Args {
+    /// Serve from this Kubernetes List (JSON) of Nodes, Pods and GPUShadows; binds apply in memory
+    #[arg(long, env = "GPU_MIGRATE_SNAPSHOT", value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+    /// Kubeconfig of the cluster [default: KUBECONFIG, in-cluster]
+    #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE", conflicts_with = "snapshot")]
+    kubeconfig: Option<PathBuf>,
+    /// Where the scheduler's calls are served
+    #[arg(long, env = "GPU_MIGRATE_BIND", value_name = "ADDR", default_value = "127.0.0.1:3456")]
+    bind: SocketAddr,
+    /// Where /livez, /readyz and /metrics are served in the clear; empty: nowhere
+    #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", value_name = "ADDR", default_value = "[::]:9403")]
+    metrics_bind: String,
+    /// Serve TLS with tls.crt and tls.key of this folder, or with a CA of our own kept there
+    #[arg(long, env = "GPU_MIGRATE_TLS_DIR", value_name = "DIR")]
+    tls_dir: Option<PathBuf>,
+    /// DNS names and addresses in a certificate of our own
+    #[arg(long, env = "GPU_MIGRATE_TLS_NAMES", value_name = "NAME,…", value_delimiter = ',',
+          default_value = "localhost,127.0.0.1,gpu-migrate-extender,gpu-migrate-extender.gpu-migrate.svc")]
+    tls_names: Vec<String>,
+    /// Demand a client certificate that one of these CAs has signed
+    #[arg(long, env = "GPU_MIGRATE_CLIENT_CA_FILE", value_name = "FILE", requires = "tls_dir")]
+    client_ca_file: Option<PathBuf>,
+    /// Common or DNS names of the clients that may call [default: whoever the CA has signed]
+    #[arg(long, env = "GPU_MIGRATE_CLIENT_NAMES", value_name = "NAME,…", value_delimiter = ',', requires = "client_ca_file")]
+    client_names: Vec<String>,
+    /// Demand the token in this file, as bearer token or as basic password (urlPrefix: https://x:TOKEN@host/scheduler)
+    #[arg(long, env = "GPU_MIGRATE_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Which of the nodes and cards that fit is best
+    #[arg(long, env = "GPU_MIGRATE_SCORING", value_enum, default_value_t)]
+    scoring: Order,
+    /// Longest wait for one answer of the API server, in seconds; below the scheduler's httpTimeout
+    #[arg(long, env = "GPU_MIGRATE_API_TIMEOUT", value_name = "SECONDS", default_value_t = 10)]
+    api_timeout: u64,
+    /// Form of the log
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// What the process serves until it is told to stop.
+struct Served {
+    engine: Arc<Engine>,
+    registry: Arc<Registry>,
+    callers: Callers,
+}
+
+/// Parses nothing, reads nothing from the environment: runs with `args` until SIGTERM or SIGINT.
+///
+/// # Errors
+/// With a text for the owner: a flag that cannot be followed, a port that is taken, a snapshot that cannot be read.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    // Exhaustive, so that a flag that nobody reads does not compile.
+    let Args {
+        snapshot,
+        kubeconfig,
+        bind,
+        metrics_bind,
+        tls_dir,
+        tls_names,
+        client_ca_file,
+        client_names,
+        token_file,
+        scoring,
+        api_timeout,
+        log_format,
+    } = args;
+    init_log(log_format);
+    let stop = stop_on_signal()?;
+
+    let open = client_ca_file.is_none() && token_file.is_none();
+    anyhow::ensure!(
+        bind.ip().is_loopback() || (tls_dir.is_some() && !open),
+        "--bind {bind}: bind moves pods, so beyond loopback --tls-dir and one of --client-ca-file, --token-file are needed"
+    );
+    let callers = match &token_file {
+        Some(path) => Callers::anyone().with_token_file(path)?,
+        None => Callers::anyone(),
+    };
+    let settings = Settings { order: scoring, api_timeout: Duration::from_secs(api_timeout), ..Settings::default() };
+
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let tls = match &tls_dir {
+        None => None,
+        Some(folder) => {
+            let options = Options {
+                owner: "gpu-migrate-extender".to_owned(),
+                names: tls_names,
+                // The scheduler reads the CA once, when it starts.
+                lifetimes: Lifetimes::default(),
+            };
+            let (certs, keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
+            certs.register_metrics(&mut registry);
+            tokio::spawn(keeper.run(stop.clone()));
+            let clients = client_ca_file.map(|ca_file| ClientAuth { ca_file, names: client_names });
+            Some(certs.server_config(clients.as_ref())?)
+        }
+    };
+
+    let (engine, wakes) = match snapshot {
+        Some(path) => standalone(&path, settings, metrics)?,
+        None => cluster(kubeconfig, settings, metrics).await?,
+    };
+    background(&engine, wakes, &stop);
+    let served = Served { engine, registry: Arc::new(registry), callers };
+    served.until(stop, bind, &metrics_bind, tls).await
+}
+
+type Parts = (Arc<Engine>, UnboundedReceiver<Arc<str>>);
+
+fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
+    let start = std::time::Instant::now();
+    let dialect = settings.dialect.clone();
+    let (engine, wakes) = Engine::new(Arc::new(Memory::default()), settings, machine_clock(), metrics);
+    let mut loaded = Ok(());
+    engine.fill(|cluster| loaded = snapshot::load(path, &dialect, cluster));
+    loaded?;
+    engine.set_leading(true);
+    engine.set_synced(true);
+    let (nodes, pods) = engine.read(|cluster| (cluster.node_count(), cluster.pod_count()));
+    tracing::info!(nodes, pods, milliseconds = start.elapsed().as_millis(), "snapshot loaded");
+    Ok((engine, wakes))
+}
+
+async fn cluster(kubeconfig: Option<PathBuf>, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
+    let client = client(kubeconfig).await?;
+    let dialect: Dialect = settings.dialect.clone();
+    let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), dialect, settings.api_timeout));
+    let (engine, wakes) = Engine::new(api, settings, machine_clock(), metrics);
+    tokio::spawn(watch::run(Arc::clone(&engine), client));
+    engine.set_leading(true);
+    Ok((engine, wakes))
+}
+
+async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let read = kube::config::Kubeconfig::read_from(&path)
+                .with_context(|| format!("--kubeconfig {}", path.display()))?;
+            kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?
+        }
+        None => kube::Config::infer().await.context("no cluster: give --kubeconfig, or --snapshot to run without one")?,
+    };
+    Ok(kube::Client::try_from(config)?)
+}
+
+/// Looks up doubtful binds, and wakes the pods that wait for room which the scheduler cannot see.
+fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Arc<str>>, stop: &CancellationToken) {
+    let doubts = Arc::clone(engine);
+    let until = stop.clone();
+    tokio::spawn(until.run_until_cancelled_owned(async move {
+        let mut every = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            every.tick().await;
+            doubts.resolve_doubts().await;
+        }
+    }));
+    let waker = Arc::clone(engine);
+    tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+        let mut nodes = Vec::new();
+        while wakes.recv_many(&mut nodes, 4096).await > 0 {
+            waker.wake(std::mem::take(&mut nodes)).await;
+            // A burst of changes of one node is one touch.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }));
+}
+
+impl Served {
+    async fn until(
+        self,
+        stop: CancellationToken,
+        bind: SocketAddr,
+        metrics_bind: &str,
+        tls: Option<Arc<rustls::ServerConfig>>,
+    ) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
+        tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
+        if !metrics_bind.is_empty() {
+            let plain = TcpListener::bind(metrics_bind).await.with_context(|| format!("--metrics-bind {metrics_bind}"))?;
+            let router = serve::health(Arc::clone(&self.engine), self.registry);
+            let service = TowerToHyperService::new(router);
+            tokio::spawn(gpu_migrate_certs::serve::serve(plain, None, service, Limits::default(), stop.clone()));
+        }
+        let router = TowerToHyperService::new(serve::verbs(self.engine, self.callers));
+        gpu_migrate_certs::serve::serve(listener, tls, router, Limits::default(), stop).await;
+        Ok(())
+    }
+}
+
+fn init_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("GPU_MIGRATE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second initialisation, in tests, is no error worth dying of.
+    let _ = match format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+}
+
+/// Cancelled by the first SIGTERM or SIGINT; the second ends the process at once.
+fn stop_on_signal() -> anyhow::Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let stop = CancellationToken::new();
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let told = stop.clone();
+    tokio::spawn(async move {
+        for count in 0.. {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            if count > 0 {
+                std::process::exit(130);
+            }
+            told.cancel();
+        }
+    });
+    Ok(stop)
+}

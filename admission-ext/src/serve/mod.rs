@@ -1,0 +1,98 @@
+//! HTTP: the scheduler's verbs on one port, health and metrics on another.
+
+pub mod auth;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use prometheus_client::registry::Registry;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use self::auth::Callers;
+use crate::engine::{Engine, Reply};
+use crate::metrics::Verb;
+
+/// 5,000 whole Node objects of 15 KB: what `nodeCacheCapable: false` may send.
+pub const MAX_BODY: usize = 96 << 20;
+
+/// The scheduler's port.
+pub fn verbs(engine: Arc<Engine>, callers: Callers) -> Router {
+    let admit = move |State(engine): State<Arc<Engine>>, request: Request, next: Next| {
+        let admitted = callers.admit(request.headers());
+        async move {
+            if admitted {
+                return next.run(request).await;
+            }
+            engine.metrics().unauthorized.inc();
+            (StatusCode::UNAUTHORIZED, "a bearer token, or a basic password, that matches --token-file is needed\n")
+                .into_response()
+        }
+    };
+    Router::new()
+        .route("/scheduler/filter", post(|s, b| look(s, b, Verb::Filter)))
+        .route("/scheduler/filter-dryrun", post(|s, b| look(s, b, Verb::FilterDryrun)))
+        .route("/scheduler/prioritize", post(|s, b| look(s, b, Verb::Prioritize)))
+        .route("/scheduler/preempt", post(|s, b| look(s, b, Verb::Preempt)))
+        .route("/scheduler/bind", post(bind))
+        .layer(middleware::from_fn_with_state(Arc::clone(&engine), admit))
+        .layer(CatchPanicLayer::new())
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(engine)
+}
+
+async fn look(State(engine): State<Arc<Engine>>, body: Bytes, verb: Verb) -> Response {
+    let start = Instant::now();
+    let reply = match verb {
+        Verb::Prioritize => engine.prioritize(&body),
+        Verb::Preempt => engine.preempt(&body),
+        // Filter is pure, so a dry run is the same; it has a path of its own for whoever simulates (autoscalers).
+        other => engine.filter(other.path(), &body),
+    };
+    engine.metrics().observe(verb, reply.outcome, start.elapsed());
+    respond(reply)
+}
+
+async fn bind(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
+    let start = Instant::now();
+    let reply = engine.bind(&body).await;
+    engine.metrics().observe(Verb::Bind, reply.outcome, start.elapsed());
+    respond(reply)
+}
+
+fn respond(reply: Reply) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], reply.body).into_response()
+}
+
+/// The plain port: `/livez`, `/readyz`, `/metrics`.
+pub fn health(engine: Arc<Engine>, registry: Arc<Registry>) -> Router {
+    let ready = move || {
+        let answer = match engine.not_ready() {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        };
+        async move { answer }
+    };
+    let metrics = move || {
+        let mut text = String::new();
+        let encoded = prometheus_client::encoding::text::encode(&mut text, &registry);
+        let answer = match encoded {
+            Ok(()) => {
+                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                ([(header::CONTENT_TYPE, kind)], text).into_response()
+            }
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        };
+        async move { answer }
+    };
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+}

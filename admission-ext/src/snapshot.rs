@@ -1,0 +1,123 @@
+//! A cluster out of a file: a Kubernetes `List` of Nodes, Pods and GPUShadows, as `kubectl get … -o json` writes it.
+
+use std::path::Path;
+
+use gpu_migrate_model::crd::GPUShadowStatus;
+use gpu_migrate_model::names::Dialect;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::state::Cluster;
+use crate::state::node::{NodeFacts, ShadowFacts};
+use crate::state::pod::PodFacts;
+use crate::wire::node::NodeView;
+use crate::wire::pod::PodView;
+
+/// Why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file cannot be read.
+    #[error("snapshot {path}: {source}")]
+    Read {
+        /// As given.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It is no list.
+    #[error("snapshot {path}: {source}; expected a JSON List of Nodes, Pods and GPUShadows")]
+    Form {
+        /// As given.
+        path: String,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+    /// One of its objects cannot be read.
+    #[error("snapshot {path}: items[{at}]: {source}")]
+    Item {
+        /// As given.
+        path: String,
+        /// Its place.
+        at: usize,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+    /// An object of a kind that does not belong here.
+    #[error("snapshot {path}: items[{at}]: kind {kind:?}; expected Node, Pod or GPUShadow")]
+    Kind {
+        /// As given.
+        path: String,
+        /// Its place.
+        at: usize,
+        /// As written.
+        kind: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct List<'a> {
+    #[serde(borrow)]
+    items: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Kind<'a> {
+    #[serde(default)]
+    kind: &'a str,
+}
+
+#[derive(Deserialize)]
+struct Shadow<'a> {
+    #[serde(borrow)]
+    metadata: ShadowMeta<'a>,
+    #[serde(default)]
+    status: Option<GPUShadowStatus>,
+}
+
+#[derive(Deserialize)]
+struct ShadowMeta<'a> {
+    name: &'a str,
+}
+
+/// Reads the snapshot in `path` into `cluster`.
+///
+/// # Errors
+/// Where the file is not such a list; the message names the item.
+pub fn load(path: &Path, dialect: &Dialect, cluster: &mut Cluster) -> Result<(), SnapshotError> {
+    let shown = path.display().to_string();
+    let text = std::fs::read(path).map_err(|source| SnapshotError::Read { path: shown.clone(), source })?;
+    fill(&text, &shown, dialect, cluster)
+}
+
+/// Reads the snapshot `text` into `cluster`; `path` is for messages.
+///
+/// # Errors
+/// Where the text is not such a list; the message names the item.
+pub fn fill(text: &[u8], path: &str, dialect: &Dialect, cluster: &mut Cluster) -> Result<(), SnapshotError> {
+    let form = |source| SnapshotError::Form { path: path.to_owned(), source };
+    let list: List<'_> = serde_json::from_slice(text).map_err(form)?;
+    for (at, raw) in list.items.into_iter().enumerate() {
+        let bad = |source| SnapshotError::Item { path: path.to_owned(), at, source };
+        let kind: Kind<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
+        match kind.kind {
+            "Pod" => add_pod(&serde_json::from_str(raw.get()).map_err(bad)?, dialect, cluster),
+            "Node" => {
+                let node: NodeView<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
+                cluster.set_node(&node.metadata.name, NodeFacts::read(&node, dialect));
+            }
+            "GPUShadow" => {
+                let shadow: Shadow<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
+                let status = shadow.status.unwrap_or_default();
+                cluster.set_shadow(shadow.metadata.name, ShadowFacts::read(&status));
+            }
+            other => return Err(SnapshotError::Kind { path: path.to_owned(), at, kind: other.to_owned() }),
+        }
+    }
+    Ok(())
+}
+
+fn add_pod(pod: &PodView<'_>, dialect: &Dialect, cluster: &mut Cluster) {
+    if !pod.is_finished() && PodFacts::concerns(pod, dialect) {
+        cluster.set_pod(PodFacts::read(pod, dialect));
+    }
+}

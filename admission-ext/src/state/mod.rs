@@ -1,0 +1,318 @@
+//! The cluster as the extender knows it: an index kept up to date by deltas, never a walk over all pods.
+//!
+//! ```text
+//! Pods, Nodes, GPUShadows ── watch or snapshot ──► Cluster ◄── assume, confirm, forget ── bind
+//!                                                    │
+//!                                                    └── slots: one per node, books ready made ──► filter, prioritize
+//! ```
+
+pub mod node;
+pub mod pod;
+pub mod room;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_migrate_model::ask::PodKind;
+
+use self::node::{Books, Found, Inventory, NodeFacts, Placed, ShadowFacts, books};
+use self::pod::{Cards, PodFacts};
+use self::room::Rooms;
+
+/// Where a node is in [`Cluster::slots`]; never reused while the process lives.
+pub type SlotId = usize;
+
+/// One node.
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What the Node object says; `None` while only its shadow or its pods are known.
+    pub facts: Option<NodeFacts>,
+    /// Its cards.
+    pub inventory: Inventory,
+    /// What its bridge found on it.
+    pub found: Vec<Found>,
+    /// Pods bound to it or assumed on it, by UID.
+    pub pods: HashMap<Arc<str>, Placed>,
+    /// The books that follow.
+    pub books: Books,
+    /// The same in a few words, for the first look of filter.
+    pub rooms: Rooms,
+    /// Counts up whenever the books change.
+    pub generation: u64,
+    shadow: Option<Inventory>,
+    stale: bool,
+}
+
+impl Slot {
+    /// The books without these pods, for preemption and for a pod that is already assumed here.
+    #[must_use]
+    pub fn books_without(&self, without: impl Fn(&str) -> bool) -> (gpu_migrate_model::ledger::Ledger, Books) {
+        let none = NodeFacts::default();
+        let facts = self.facts.as_ref().unwrap_or(&none);
+        books(&self.inventory, facts, &self.found, self.pods.values(), without)
+    }
+
+    fn settle(&mut self) {
+        let capacity = || self.facts.as_ref().map(|facts| facts.inventory(&self.name)).unwrap_or_default();
+        self.inventory = self.shadow.clone().unwrap_or_else(capacity);
+        self.books = self.books_without(|_| false).1;
+        self.rooms = Rooms::of(&self.books, &self.inventory);
+        self.generation += 1;
+        self.stale = false;
+    }
+}
+
+/// A choice of ours that the watch has not confirmed yet.
+#[derive(Clone, Debug)]
+pub struct Assumption {
+    /// The node.
+    pub node: Arc<str>,
+    /// The cards.
+    pub cards: Cards,
+    /// When its outcome is looked up if nothing was heard until then.
+    pub until: Instant,
+}
+
+/// A pod that the index knows.
+#[derive(Debug)]
+struct Known {
+    pod: Arc<PodFacts>,
+    /// Where it is on the books.
+    slot: Option<SlotId>,
+}
+
+/// What happened to a node's room, for those who wake waiting pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing that a waiting pod could use.
+    None,
+    /// There is more room than before.
+    MoreRoom,
+}
+
+/// Everything known.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    slots: Vec<Slot>,
+    by_name: HashMap<Arc<str>, SlotId>,
+    pods: HashMap<Arc<str>, Known>,
+    assumed: HashMap<Arc<str>, Assumption>,
+    /// Slots are settled one by one as they change, but for the first filling.
+    loading: bool,
+}
+
+impl Cluster {
+    /// An empty cluster.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts off the books until [`Cluster::settle`]: for filling with thousands of objects at once.
+    pub fn load(&mut self) {
+        self.loading = true;
+    }
+
+    /// Makes the books of all slots that changed since [`Cluster::load`].
+    pub fn settle(&mut self) {
+        self.loading = false;
+        for slot in self.slots.iter_mut().filter(|slot| slot.stale) {
+            slot.settle();
+        }
+    }
+
+    /// How many nodes are known.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.facts.is_some()).count()
+    }
+
+    /// How many pods are known.
+    #[must_use]
+    pub fn pod_count(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// How many choices are not confirmed.
+    #[must_use]
+    pub fn assumption_count(&self) -> usize {
+        self.assumed.len()
+    }
+
+    /// The node of this name, if a Node object or a GPUShadow was seen.
+    #[must_use]
+    pub fn slot(&self, name: &str) -> Option<&Slot> {
+        let slot = &self.slots[*self.by_name.get(name)?];
+        (slot.facts.is_some() || slot.shadow.is_some()).then_some(slot)
+    }
+
+    /// All nodes.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().filter(|slot| slot.facts.is_some() || slot.shadow.is_some())
+    }
+
+    /// The pod with this UID.
+    #[must_use]
+    pub fn pod(&self, uid: &str) -> Option<&Arc<PodFacts>> {
+        self.pods.get(uid).map(|known| &known.pod)
+    }
+
+    /// All pods.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        self.pods.values().map(|known| &known.pod)
+    }
+
+    /// The choice made for this pod, while it is not confirmed.
+    #[must_use]
+    pub fn assumption(&self, uid: &str) -> Option<&Assumption> {
+        self.assumed.get(uid)
+    }
+
+    /// A Node was added or changed.
+    pub fn set_node(&mut self, name: &str, facts: NodeFacts) -> Change {
+        let id = self.slot_id(name);
+        if self.slots[id].facts.as_ref() == Some(&facts) {
+            return Change::None;
+        }
+        self.change(id, |slot| slot.facts = Some(facts))
+    }
+
+    /// A Node is gone.
+    pub fn remove_node(&mut self, name: &str) {
+        let id = self.slot_id(name);
+        self.change(id, |slot| slot.facts = None);
+    }
+
+    /// A GPUShadow was added or changed.
+    pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) -> Change {
+        let id = self.slot_id(name);
+        self.change(id, |slot| {
+            slot.shadow = Some(shadow.inventory);
+            slot.found = shadow.found;
+        })
+    }
+
+    /// A GPUShadow is gone.
+    pub fn remove_shadow(&mut self, name: &str) {
+        let id = self.slot_id(name);
+        self.change(id, |slot| {
+            slot.shadow = None;
+            slot.found = Vec::new();
+        });
+    }
+
+    /// A pod was added or changed. Finished pods are to be removed instead.
+    pub fn set_pod(&mut self, pod: PodFacts) -> Change {
+        let pod = Arc::new(pod);
+        let uid = Arc::clone(&pod.uid);
+        let Some(node) = pod.node.clone() else {
+            // An older event than our own binding: the assumption stands.
+            let slot = self.pods.get(&uid).and_then(|known| known.slot);
+            self.pods.insert(uid, Known { pod, slot });
+            return Change::None;
+        };
+        // Confirmed, or bound by someone else: either way the API says where it is.
+        self.assumed.remove(&uid);
+        let cards = pod.cards.clone();
+        self.place(&node, pod, cards)
+    }
+
+    /// A pod is gone or has finished.
+    pub fn remove_pod(&mut self, uid: &str) -> Change {
+        self.assumed.remove(uid);
+        match self.pods.remove(uid).and_then(|known| known.slot) {
+            Some(id) => self.change(id, |slot| {
+                slot.pods.remove(uid);
+            }),
+            None => Change::None,
+        }
+    }
+
+    /// Writes our own choice into the books before anyone else has heard of it.
+    pub fn assume(&mut self, pod: &Arc<PodFacts>, node: &str, cards: Cards, until: Instant) {
+        let assumption = Assumption { node: Arc::from(node), cards: cards.clone(), until };
+        self.assumed.insert(Arc::clone(&pod.uid), assumption);
+        self.place(node, Arc::clone(pod), cards);
+    }
+
+    /// Puts off the look-up of a choice whose binding was accepted.
+    pub fn extend(&mut self, uid: &str, by: Duration) {
+        if let Some(assumption) = self.assumed.get_mut(uid) {
+            assumption.until += by;
+        }
+    }
+
+    /// Takes a choice back that will certainly not come true.
+    pub fn forget(&mut self, uid: &str) -> Change {
+        if self.assumed.remove(uid).is_none() {
+            return Change::None;
+        }
+        let Some(known) = self.pods.get_mut(uid) else { return Change::None };
+        match known.slot.take() {
+            Some(id) => self.change(id, |slot| {
+                slot.pods.remove(uid);
+            }),
+            None => Change::None,
+        }
+    }
+
+    /// The choices whose outcome should be looked up by now.
+    #[must_use]
+    pub fn overdue(&self, now: Instant) -> Vec<Arc<PodFacts>> {
+        let late = self.assumed.iter().filter(|(_, assumption)| assumption.until <= now);
+        late.filter_map(|(uid, _)| self.pods.get(uid).map(|known| Arc::clone(&known.pod))).collect()
+    }
+
+    fn slot_id(&mut self, name: &str) -> SlotId {
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
+        }
+        let id = self.slots.len();
+        let name: Arc<str> = Arc::from(name);
+        self.slots.push(Slot { name: Arc::clone(&name), ..Slot::default() });
+        self.by_name.insert(name, id);
+        id
+    }
+
+    fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) -> Change {
+        let id = self.slot_id(node);
+        let uid = Arc::clone(&pod.uid);
+        let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), slot: Some(id) });
+        let mut change = Change::None;
+        if let Some(old) = before.and_then(|known| known.slot).filter(|old| *old != id) {
+            change = self.change(old, |slot| {
+                slot.pods.remove(&uid);
+            });
+        }
+        if pod.kind == PodKind::Plain {
+            return change;
+        }
+        let same = self.slots[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
+        if same {
+            // Most updates of a running pod: nothing that the books depend on.
+            self.slots[id].pods.insert(uid, Placed { pod, cards });
+            return change;
+        }
+        let here = self.change(id, |slot| {
+            slot.pods.insert(uid, Placed { pod, cards });
+        });
+        if here == Change::MoreRoom { here } else { change }
+    }
+
+    /// Changes a slot and makes its books anew.
+    fn change(&mut self, id: SlotId, edit: impl FnOnce(&mut Slot)) -> Change {
+        let slot = &mut self.slots[id];
+        edit(slot);
+        if self.loading {
+            slot.stale = true;
+            return Change::None;
+        }
+        let before = slot.rooms.clone();
+        slot.settle();
+        if slot.rooms.more_than(&before) { Change::MoreRoom } else { Change::None }
+    }
+}
+

@@ -1,0 +1,307 @@
+//! One node as the index keeps it: what it has, what was found on it, who was bound to it, and the books that follow.
+//!
+//! The books are a pure function of the other three ([`books`]), made anew whenever one of them changes. That costs
+//! microseconds for the dozen pods of a node, and leaves no state that could drift.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use gpu_migrate_model::ask::PodKind;
+use gpu_migrate_model::crd::GPUShadowStatus;
+use gpu_migrate_model::card::{Card, CardState, CardView, Health};
+use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase};
+use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::quantity::Quantity;
+use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
+use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+
+use super::pod::{Cards, PodFacts, cards_of};
+use crate::wire::node::NodeView;
+use crate::wire::text::{Picked, QuantityText, Wanted};
+
+/// What the Node object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Cards or UUIDs that an owner took out of allocation.
+    pub cordoned: Vec<String>,
+    /// vcuda cores, blocks and legacy cards that the node has.
+    pub capacity: Amounts,
+    /// What of them is offered.
+    pub allocatable: Amounts,
+}
+
+/// Amounts of the three resources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// vcuda cores.
+    pub cores: u32,
+    /// Blocks.
+    pub blocks: u32,
+    /// Legacy cards.
+    pub legacy: u32,
+}
+
+impl Amounts {
+    fn read<W: Wanted>(map: &Picked<'_, QuantityText<'_>, W>, dialect: &Dialect) -> Self {
+        let amount = |resource: &str| {
+            let whole = map.get(resource).and_then(|text| text.0.parse::<Quantity>().ok()).and_then(Quantity::whole);
+            whole.and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
+        };
+        Self { cores: amount(&dialect.cores), blocks: amount(&dialect.memory), legacy: amount(&dialect.legacy) }
+    }
+
+    /// How many cards these amounts speak of.
+    fn cards(self) -> u32 {
+        (self.cores / Cores::CARD.0).max(self.legacy)
+    }
+}
+
+impl NodeFacts {
+    /// Reads `node`.
+    #[must_use]
+    pub fn read(node: &NodeView<'_>, dialect: &Dialect) -> Self {
+        let cordoned = node.metadata.annotations.get(names::CORDONED_CARDS);
+        Self {
+            labels: node.metadata.labels.iter().map(|(key, value)| (key.to_owned(), value.to_string())).collect(),
+            cordoned: cordoned
+                .iter()
+                .flat_map(|list| list.split(','))
+                .map(|card| card.trim().to_owned())
+                .filter(|card| !card.is_empty())
+                .collect(),
+            capacity: Amounts::read(&node.status.capacity, dialect),
+            allocatable: Amounts::read(&node.status.allocatable, dialect),
+        }
+    }
+
+    /// The cards of a node that publishes no GPUShadow, such as an autoscaler's template: as many as its capacity
+    /// says, all alike, memory divided evenly as gpu-admission does (`pkg/device/node.go`).
+    #[must_use]
+    pub fn inventory(&self, node: &str) -> Inventory {
+        let count = self.capacity.cards();
+        let blocks = self.capacity.blocks.checked_div(count).unwrap_or(0);
+        let model = self.labels.get(names::GPU_PRODUCT).cloned().unwrap_or_default();
+        let card = |minor| Card {
+            uuid: format!("{node}-{minor}"),
+            minor,
+            model: model.clone(),
+            memory_mib: u64::from(blocks) * names::Dialect::default().mib_per_block,
+            ..Card::default()
+        };
+        Inventory {
+            cards: (0..count).map(card).collect(),
+            unhealthy: Vec::new(),
+            cordoned: Vec::new(),
+            tree: Arc::new(Topology::uniform(count as usize, LinkLevel::Sys).tree()),
+            // What the plugin withholds is on some card, nobody says which.
+            withheld: count.saturating_sub(self.allocatable.cards()),
+            // A legacy-only node: nothing there takes shares.
+            legacy_only: self.capacity.cores == 0,
+            published: false,
+        }
+    }
+}
+
+/// The cards of a node.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    /// In the order of [`CardIndex`].
+    pub cards: Vec<Card>,
+    /// Those that take nothing new.
+    pub unhealthy: Vec<CardIndex>,
+    /// Those that an owner took out of allocation.
+    pub cordoned: Vec<CardIndex>,
+    /// How they are linked.
+    pub tree: Arc<Tree>,
+    /// Cards that are not offered although it is not known which.
+    pub withheld: u32,
+    /// The node offers no vcuda resources.
+    pub legacy_only: bool,
+    /// It comes from a GPUShadow.
+    pub published: bool,
+}
+
+impl Default for Inventory {
+    fn default() -> Self {
+        Self {
+            cards: Vec::new(),
+            unhealthy: Vec::new(),
+            cordoned: Vec::new(),
+            tree: Arc::new(Topology::uniform(0, LinkLevel::Sys).tree()),
+            withheld: 0,
+            legacy_only: true,
+            published: false,
+        }
+    }
+}
+
+/// A hold that the node's bridge published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Who.
+    pub holder: HolderId,
+    /// Where.
+    pub card: CardIndex,
+    /// What.
+    pub hold: Hold,
+}
+
+/// What a GPUShadow says.
+#[derive(Clone, Debug, Default)]
+pub struct ShadowFacts {
+    /// The cards.
+    pub inventory: Inventory,
+    /// Who holds them.
+    pub found: Vec<Found>,
+}
+
+impl ShadowFacts {
+    /// Reads what a node's bridge published.
+    #[must_use]
+    pub fn read(status: &GPUShadowStatus) -> Self {
+        let mut facts = Self::default();
+        for (index, card) in status.cards.iter().enumerate() {
+            let index = CardIndex::from(index);
+            if card.health == Health::Unhealthy || card.card.mig {
+                facts.inventory.unhealthy.push(index);
+            }
+            // What the bridge takes out of allocation for its own reasons counts for us too.
+            if card.state == CardState::Cordoned {
+                facts.inventory.cordoned.push(index);
+            }
+            facts.found.extend(card.holders.iter().map(|holder| {
+                let (holder, hold) = holder.hold();
+                Found { holder, card: index, hold }
+            }));
+        }
+        facts.inventory.cards = status.cards.iter().map(|card| card.card.clone()).collect();
+        facts.inventory.tree = Arc::new(status.tree());
+        facts.inventory.legacy_only = false;
+        facts.inventory.published = true;
+        facts
+    }
+}
+
+/// A pod on a node: bound there, or assumed to be.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// The pod.
+    pub pod: Arc<PodFacts>,
+    /// Its cards, where known.
+    pub cards: Cards,
+}
+
+/// The books of a node.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    /// Its cards and what is left on them.
+    pub cards: Vec<CardView>,
+    /// Free cards that are somebody's although it is not known which (DESIGN decision 6): so many must stay free.
+    pub promised: u32,
+}
+
+impl Books {
+    /// Cards that nobody holds, less those promised.
+    #[must_use]
+    pub fn free_cards(&self) -> u32 {
+        let free = self.cards.iter().filter(|card| card.is_free()).count();
+        u32::try_from(free).unwrap_or(u32::MAX).saturating_sub(self.promised)
+    }
+
+    /// Cards found in breach of an invariant.
+    #[must_use]
+    pub fn disputed(&self) -> usize {
+        self.cards.iter().filter(|card| card.state == CardState::Disputed).count()
+    }
+}
+
+/// The books that follow from what is known of a node, but for the pods that `without` names by UID.
+///
+/// The truth about a container is, in this order: the node's own bridge (GPUShadow), its annotations, and else only
+/// how much it has. A hold that the bridge still publishes counts although its pod is gone (I3).
+#[must_use]
+pub fn books<'a>(
+    inventory: &Inventory,
+    facts: &NodeFacts,
+    found: &[Found],
+    placed: impl Iterator<Item = &'a Placed>,
+    without: impl Fn(&str) -> bool,
+) -> (Ledger, Books) {
+    let mut ledger = Ledger::new(inventory.cards.clone());
+    for card in &inventory.unhealthy {
+        ledger.set_health(*card, Health::Unhealthy);
+    }
+    for card in &inventory.cordoned {
+        ledger.set_cordoned(*card, true);
+    }
+    for (index, card) in inventory.cards.iter().enumerate() {
+        if facts.cordoned.iter().any(|named| *named == card.uuid || named.parse() == Ok(index)) {
+            ledger.set_cordoned(index.into(), true);
+        }
+    }
+    let mut seen: HashSet<&HolderId> = HashSet::new();
+    for hold in found.iter().filter(|hold| !without(&hold.holder.pod_uid)) {
+        ledger.record(&hold.holder, hold.card, hold.hold.clone());
+        seen.insert(&hold.holder);
+    }
+    let mut unknown = 0u32;
+    for placed in placed.filter(|placed| !without(&placed.pod.uid)) {
+        unknown = unknown.saturating_add(record(&mut ledger, placed, &seen));
+    }
+    let cards = ledger.view();
+    // Withheld cards are mostly those of legacy pods, whether their card is known or not.
+    let legacy = cards.iter().filter(|card| card.state == CardState::Legacy).count();
+    let withheld = inventory.withheld.saturating_sub(u32::try_from(legacy).unwrap_or(u32::MAX));
+    (ledger, Books { cards, promised: unknown.max(withheld) })
+}
+
+/// Writes one pod into the books; returns for how many of its cards it is not known which they are.
+fn record(ledger: &mut Ledger, placed: &Placed, seen: &HashSet<&HolderId>) -> u32 {
+    let mut unknown = (0u32, 0u32);
+    for (at, container) in placed.pod.asking() {
+        let wanted = match placed.pod.kind {
+            PodKind::Legacy => container.demand.legacy,
+            _ => container.demand.cores.whole_cards().unwrap_or(1),
+        };
+        let holder = HolderId::new(&*placed.pod.uid, &container.name);
+        // The bridge writes a container's cards down all at once.
+        let published = seen.contains(&holder);
+        let mut known = if published { wanted } else { 0 };
+        if !published {
+            for card in cards_of(&placed.cards, at) {
+                let hold = match placed.pod.kind {
+                    PodKind::Legacy => Hold::whole(),
+                    _ => share_of(container.demand.cores, container.demand.blocks, container.kind.phase()),
+                };
+                if card.position() < ledger.len() {
+                    ledger.record(&holder, card, hold);
+                    known += 1;
+                }
+            }
+        }
+        let missing = wanted.saturating_sub(known);
+        match container.kind.phase() {
+            Phase::Init => unknown.0 = unknown.0.max(missing),
+            Phase::Run => unknown.1 = unknown.1.saturating_add(missing),
+        }
+    }
+    unknown.0.max(unknown.1)
+}
+
+/// What one card of a shared container's demand holds: the whole card for 100·n cores, with its part of the memory.
+#[must_use]
+pub fn share_of(
+    cores: Cores,
+    blocks: Blocks,
+    phase: Phase,
+) -> Hold {
+    match cores.whole_cards() {
+        Some(cards) => {
+            let blocks = Blocks(blocks.0.div_ceil(cards));
+            Hold::Share { cores: Cores::CARD, blocks, phase }
+        }
+        None => Hold::Share { cores, blocks, phase },
+    }
+}

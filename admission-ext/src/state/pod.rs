@@ -1,0 +1,232 @@
+//! A pod as the index keeps it: a few hundred bytes, whatever the object weighs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpu_migrate_model::annotation::{self, Choice};
+use gpu_migrate_model::ask::{
+    AskError, ContainerAsk, ContainerKind, Demand, PodAsk, PodKind, check_share, merge_amounts,
+};
+use gpu_migrate_model::evaluate::CardOrder;
+use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::place::{Constraints, Placement};
+use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+
+use crate::wire::pod::{ContainerView, PodView};
+
+/// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
+pub type Cards = Box<[(u16, CardIndex)]>;
+
+/// What placement needs of a pod.
+#[derive(Clone, Debug)]
+pub struct PodFacts {
+    /// UID.
+    pub uid: Arc<str>,
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+    /// What it asks for. An ask that makes no sense is kept as the text that says why.
+    pub ask: Result<PodAsk, String>,
+    /// Which kind of pod it is.
+    pub kind: PodKind,
+    /// Node it is bound to.
+    pub node: Option<Arc<str>>,
+    /// Cards from its annotations: of the extender for shared pods, of the bridge for legacy ones.
+    pub cards: Cards,
+    /// What it demands of its cards beside room.
+    pub constraints: Constraints,
+    /// Gang, where it is in one.
+    pub gang: Option<GangRef>,
+    /// A gang's scheduling gate is on it.
+    pub gated: bool,
+    /// Labels that its node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Deletion was asked for.
+    pub leaving: bool,
+}
+
+/// Membership in a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GangRef {
+    /// Namespace and `scheduling.k8s.io/group-name`.
+    pub key: Arc<str>,
+    /// `scheduling.k8s.io/group-pod-num`: how many members there are.
+    pub size: u32,
+}
+
+impl PodFacts {
+    /// Reads `pod`. Never fails: what cannot be read is said in [`PodFacts::ask`], and such a pod is never placed.
+    #[must_use]
+    pub fn read(pod: &PodView<'_>, dialect: &Dialect) -> Self {
+        let gang = read_gang(pod);
+        let constraints = read_constraints(pod);
+        let ask = match (read_ask(pod, dialect), &gang, &constraints) {
+            (Ok(_), Err(problem), _) | (Ok(_), _, Err(problem)) => Err(problem.clone()),
+            (ask, ..) => ask.map_err(|error| error.to_string()),
+        };
+        let kind = match &ask {
+            Ok(ask) => ask.kind(),
+            Err(_) => PodKind::Mixed,
+        };
+        let cards = ask.as_ref().map(|ask| read_cards(pod, ask, kind)).unwrap_or_default();
+        Self {
+            uid: Arc::from(&*pod.metadata.uid),
+            namespace: Arc::from(pod.namespace()),
+            name: Arc::from(&*pod.metadata.name),
+            kind,
+            node: pod.node().map(Arc::from),
+            cards,
+            constraints: constraints.unwrap_or_default(),
+            gang: gang.ok().flatten(),
+            gated: pod.is_gated(),
+            node_selector: pod.spec.node_selector.iter().map(|(k, v)| (k.to_owned(), v.to_string())).collect(),
+            leaving: pod.metadata.deletion_timestamp.is_some(),
+            ask,
+        }
+    }
+
+    /// Whether any container names one of our resources, also with 0: only such pods come to an extender.
+    #[must_use]
+    pub fn concerns(pod: &PodView<'_>, dialect: &Dialect) -> bool {
+        [&dialect.legacy, &dialect.cores, &dialect.memory].into_iter().any(|resource| pod.names_resource(resource))
+    }
+
+    /// The containers that ask for cards, with their place in [`PodAsk::containers`].
+    pub fn asking(&self) -> impl Iterator<Item = (u16, &ContainerAsk)> {
+        let all = self.ask.iter().flat_map(|ask| ask.containers.iter().enumerate());
+        all.filter(|(_, container)| !container.demand.is_none())
+            .filter_map(|(at, container)| Some((u16::try_from(at).ok()?, container)))
+    }
+
+    /// What the pod asks for as a whole.
+    #[must_use]
+    pub fn demand(&self) -> Demand {
+        self.ask.as_ref().map(PodAsk::effective).unwrap_or_default()
+    }
+
+    /// `namespace/name`, for messages.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The cards of the container at `at`.
+pub fn cards_of(cards: &Cards, at: u16) -> impl Iterator<Item = CardIndex> + '_ {
+    cards.iter().filter(move |(container, _)| *container == at).map(|(_, card)| *card)
+}
+
+/// A [`Placement`] in the index's form.
+#[must_use]
+pub fn compact(placement: &Placement) -> Cards {
+    let all = placement.containers.iter();
+    let flat = all.flat_map(|(at, cards)| cards.iter().map(|card| (u16::try_from(*at).unwrap_or(u16::MAX), *card)));
+    flat.collect()
+}
+
+/// The choice that goes into the Binding: `cards` by the names of the containers.
+#[must_use]
+pub fn choice(cards: &Cards, ask: &PodAsk, node: &str, time: u128) -> Choice {
+    let mut by_name = BTreeMap::<String, Vec<CardIndex>>::new();
+    for (at, card) in cards {
+        if let Some(container) = ask.containers.get(usize::from(*at)) {
+            by_name.entry(container.name.clone()).or_default().push(*card);
+        }
+    }
+    Choice { node: node.to_owned(), time, cards: by_name }
+}
+
+fn read_ask(pod: &PodView<'_>, dialect: &Dialect) -> Result<PodAsk, AskError> {
+    let init = pod.spec.init_containers.iter().flatten().enumerate().map(|(position, container)| {
+        let sidecar = container.restart_policy.as_deref() == Some("Always");
+        (position, container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
+    });
+    let app = pod.spec.containers.iter().flatten().enumerate();
+    let app = app.map(|(position, container)| (position, container, ContainerKind::App));
+    let containers = init.chain(app).map(|(position, container, kind)| {
+        let demand = read_demand(container, dialect)?;
+        Ok(ContainerAsk { name: container.name.to_string(), kind, position, demand })
+    });
+    Ok(PodAsk { containers: containers.collect::<Result<_, AskError>>()? })
+}
+
+fn read_demand(container: &ContainerView<'_>, dialect: &Dialect) -> Result<Demand, AskError> {
+    let amount = |resource: &str| {
+        let limit = container.resources.limits.get(resource).map(|quantity| &*quantity.0);
+        let request = container.resources.requests.get(resource).map(|quantity| &*quantity.0);
+        merge_amounts(&container.name, resource, limit, request)
+    };
+    let legacy = amount(&dialect.legacy)?;
+    let (cores, blocks) = (Cores(amount(&dialect.cores)?), Blocks(amount(&dialect.memory)?));
+    check_share(&container.name, dialect, cores, blocks)?;
+    Ok(Demand { legacy, cores, blocks })
+}
+
+fn read_gang(pod: &PodView<'_>) -> Result<Option<GangRef>, String> {
+    let annotations = &pod.metadata.annotations;
+    let (name, size) = match (annotations.get(names::GANG_NAME), annotations.get(names::GANG_SIZE)) {
+        (None, None) => return Ok(None),
+        (Some(name), Some(size)) if !name.is_empty() => (name, size),
+        (name, size) => {
+            return Err(format!(
+                "annotations {} ({:?}) and {} ({:?}): expected both, the name of the gang and how many pods it has",
+                names::GANG_NAME,
+                name.map(|text| &**text),
+                names::GANG_SIZE,
+                size.map(|text| &**text),
+            ));
+        }
+    };
+    match size.trim().parse::<u32>() {
+        Ok(size @ 1..=10_000) => {
+            Ok(Some(GangRef { key: format!("{}/{}", pod.namespace(), &**name).into(), size }))
+        }
+        _ => Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, &**size)),
+    }
+}
+
+fn read_cards(pod: &PodView<'_>, ask: &PodAsk, kind: PodKind) -> Cards {
+    let mut cards = Vec::new();
+    for (at, container) in ask.containers.iter().enumerate().filter(|(_, container)| !container.demand.is_none()) {
+        let key = match kind {
+            PodKind::Legacy => format!("{}{}", names::LEGACY_CARDS_PREFIX, container.name),
+            _ => annotation::card_key(container),
+        };
+        let Some(value) = pod.metadata.annotations.get(&key) else { continue };
+        match annotation::read_cards(&key, value) {
+            Ok(read) => cards.extend(read.into_iter().map(|card| (u16::try_from(at).unwrap_or(u16::MAX), card))),
+            // The pod then counts as one whose cards are not known, which is the safe side.
+            Err(error) => tracing::warn!(pod = %&*pod.metadata.name, namespace = pod.namespace(), %error, "cards unknown"),
+        }
+    }
+    cards.into()
+}
+
+/// Reads the constraints of `pod`, or says which annotation makes no sense.
+fn read_constraints(pod: &PodView<'_>) -> Result<Constraints, String> {
+    let get = |key: &str| pod.metadata.annotations.get(key).map(|text| text.trim());
+    let list = |key: &str| -> Vec<String> {
+        let items = get(key).into_iter().flat_map(|list| list.split(',')).map(str::trim);
+        items.filter(|item| !item.is_empty()).map(str::to_owned).collect()
+    };
+    let order = match get(names::CARD_ORDER) {
+        None | Some("binpack") => CardOrder::Binpack,
+        Some("spread") => CardOrder::Spread,
+        Some(other) => {
+            return Err(format!("annotation {}: {other:?}: expected binpack or spread", names::CARD_ORDER));
+        }
+    };
+    let same_numa = match get(names::SAME_NUMA) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => return Err(format!("annotation {}: {other:?}: expected true or false", names::SAME_NUMA)),
+    };
+    Ok(Constraints {
+        models: list(names::CARD_MODEL),
+        include: list(names::CARD_INCLUDE),
+        exclude: list(names::CARD_EXCLUDE),
+        same_numa,
+        order,
+    })
+}

@@ -1,0 +1,164 @@
+//! A node's room in a few bytes per card, for the first look of filter: it tells most nodes apart without a copy.
+//!
+//! [`Rooms::look`] must say exactly what [`gpu_migrate_model::place::place`] would, refusals included, or say nothing;
+//! a property test holds it to that.
+
+use gpu_migrate_model::ask::{Demand, PodKind};
+use gpu_migrate_model::card::CardState;
+use gpu_migrate_model::place::Refusal;
+use gpu_migrate_model::units::{Blocks, Cores};
+
+use super::node::{Books, Inventory};
+use super::pod::PodFacts;
+
+/// One card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Cores left for shares; 0 on a card that takes none.
+    pub cores: u16,
+    /// Nobody holds it.
+    pub free: bool,
+    /// It takes shares.
+    pub open: bool,
+    /// Blocks left.
+    pub blocks: u32,
+    /// Blocks of the empty card.
+    pub of_blocks: u32,
+}
+
+/// What is left on a node's cards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rooms {
+    /// In the order of [`gpu_migrate_model::units::CardIndex`].
+    pub cards: Box<[Room]>,
+    free: u32,
+    legacy_only: bool,
+}
+
+/// What a first look needs of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Glance {
+    /// Asks for no card.
+    Nothing,
+    /// One container that asks for a share of one card.
+    Share(Cores, Blocks),
+    /// One container that asks for so many whole cards, and so many blocks on all of them together.
+    Whole(u32, Blocks),
+    /// Legacy cards.
+    Legacy(u32),
+    /// Several containers, or constraints: only placing it will tell.
+    Unclear,
+}
+
+impl Glance {
+    /// The glance that will do for `pod`.
+    #[must_use]
+    pub fn of(pod: &PodFacts) -> Self {
+        match pod.kind {
+            PodKind::Plain => return Self::Nothing,
+            PodKind::Legacy => return Self::Legacy(pod.demand().legacy),
+            PodKind::Mixed => return Self::Unclear,
+            PodKind::Shared => {}
+        }
+        let mut asking = pod.asking();
+        match (asking.next(), asking.next()) {
+            (Some((_, only)), None) if pod.constraints == Default::default() => {
+                let Demand { cores, blocks, .. } = only.demand;
+                cores.whole_cards().map_or(Self::Share(cores, blocks), |cards| Self::Whole(cards, blocks))
+            }
+            _ => Self::Unclear,
+        }
+    }
+}
+
+impl Rooms {
+    /// The rooms of these books.
+    #[must_use]
+    pub fn of(books: &Books, inventory: &Inventory) -> Self {
+        let cards = books.cards.iter().map(|card| Room {
+            cores: if card.takes_shares() { u16::try_from(card.cores_left.0).unwrap_or(u16::MAX) } else { 0 },
+            free: card.state == CardState::Free,
+            open: card.takes_shares(),
+            blocks: card.blocks_left.0,
+            of_blocks: card.blocks.0,
+        });
+        Self { cards: cards.collect(), free: books.free_cards(), legacy_only: inventory.legacy_only }
+    }
+
+    /// Whether a pod fits; `None` where only placing it will tell.
+    #[must_use]
+    pub fn look(&self, glance: Glance) -> Option<Result<(), Refusal>> {
+        Some(match glance {
+            Glance::Nothing => Ok(()),
+            Glance::Unclear => return None,
+            Glance::Legacy(asked) => self.look_legacy(asked),
+            _ if self.legacy_only => Err(Refusal::NoCard),
+            Glance::Whole(asked, blocks) => return self.look_whole(asked, blocks),
+            Glance::Share(cores, blocks) => self.look_share(cores, blocks),
+        })
+    }
+
+    fn look_legacy(&self, asked: u32) -> Result<(), Refusal> {
+        if self.cards.len() < asked as usize {
+            return Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig });
+        }
+        if self.free < asked { Err(Refusal::FewCards { free: self.free, asked }) } else { Ok(()) }
+    }
+
+    fn look_whole(&self, asked: u32, blocks: Blocks) -> Option<Result<(), Refusal>> {
+        let roomy = |card: &&Room| u64::from(card.of_blocks) * u64::from(asked) >= u64::from(blocks.0);
+        let roomy_cards = self.cards.iter().filter(roomy).count();
+        if self.cards.len() < asked as usize || roomy_cards == 0 {
+            return Some(Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig }));
+        }
+        if self.free < asked {
+            return Some(Err(Refusal::FewCards { free: self.free, asked }));
+        }
+        // Cards of different memory on one node are for placement to sort out.
+        (roomy_cards == self.cards.len()).then_some(Ok(()))
+    }
+
+    fn look_share(&self, cores: Cores, blocks: Blocks) -> Result<(), Refusal> {
+        let spare = self.free > 0;
+        let fits = |card: &Room| {
+            card.open && u32::from(card.cores) >= cores.0 && card.blocks >= blocks.0 && (spare || !card.free)
+        };
+        if self.cards.iter().any(fits) { Ok(()) } else { Err(self.no_share(cores, blocks)) }
+    }
+
+    fn no_share(&self, asked_cores: Cores, asked_blocks: Blocks) -> Refusal {
+        if !self.cards.iter().any(|card| card.of_blocks >= asked_blocks.0) {
+            return if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig };
+        }
+        let open = || self.cards.iter().filter(|card| card.open);
+        let roomiest = open().map(|card| (card.cores, card.blocks)).max().unwrap_or_default();
+        Refusal::NoShare {
+            open: u32::try_from(open().count()).unwrap_or(u32::MAX),
+            cores: Cores(u32::from(roomiest.0)),
+            blocks: Blocks(roomiest.1),
+            asked_cores,
+            asked_blocks,
+        }
+    }
+
+    /// Cards free of everyone and not promised.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Cores left for shares on all cards together.
+    #[must_use]
+    pub fn cores_left(&self) -> u32 {
+        self.cards.iter().map(|card| u32::from(card.cores)).sum()
+    }
+
+    /// Whether some card has more room than before, or more cards are free.
+    #[must_use]
+    pub fn more_than(&self, before: &Self) -> bool {
+        self.free > before.free
+            || self.cards.len() > before.cards.len()
+            || !self.legacy_only && before.legacy_only
+            || self.cards.iter().zip(&before.cards).any(|(now, then)| now.cores > then.cores || now.blocks > then.blocks)
+    }
+}

@@ -1,0 +1,242 @@
+//! Watches of Pods, Nodes and GPUShadows, stripped while they are read: what is not needed is never built.
+//!
+//! The three run for ever; `kube`'s watcher lists again after an error. An object that cannot be read is skipped with a
+//! warning, so that one odd object does not blind the extender.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use gpu_migrate_model::crd::GPUShadow;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::WatchStreamExt;
+use kube::{Api, Client, Resource};
+use serde::{Deserialize, Deserializer};
+use tokio::sync::watch;
+
+use crate::engine::Engine;
+use crate::state::node::{NodeFacts, ShadowFacts};
+use crate::state::pod::PodFacts;
+use crate::wire::node::NodeView;
+use crate::wire::pod::PodView;
+use crate::wire::text::IntoOwned;
+
+/// Defines a stripped object that kube can watch in place of the whole one.
+macro_rules! lean {
+    ($(#[$doc:meta])* $lean:ident, $view:ident, $kind:literal, $plural:literal, $scope:ty) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $lean {
+            /// Name, namespace, UID, version.
+            pub metadata: ObjectMeta,
+            /// The rest that is needed.
+            pub view: $view<'static>,
+        }
+
+        impl<'de> Deserialize<'de> for $lean {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let view = $view::deserialize(deserializer)?;
+                let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+                let metadata = ObjectMeta {
+                    name: text(&view.metadata.name),
+                    uid: text(&view.metadata.uid),
+                    resource_version: view.metadata.resource_version.as_ref().map(ToString::to_string),
+                    ..ObjectMeta::default()
+                };
+                Ok(Self { metadata, view: view.into_owned() })
+            }
+        }
+
+        impl Resource for $lean {
+            type DynamicType = ();
+            type Scope = $scope;
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+            fn group((): &()) -> Cow<'_, str> {
+                "".into()
+            }
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+lean!(
+    /// A stripped Pod.
+    LeanPod, PodView, "Pod", "pods", k8s_openapi::NamespaceResourceScope
+);
+lean!(
+    /// A stripped Node.
+    LeanNode, NodeView, "Node", "nodes", k8s_openapi::ClusterResourceScope
+);
+
+/// Which of the three are filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    pods: bool,
+    nodes: bool,
+    shadows: bool,
+}
+
+impl Synced {
+    /// All of them.
+    #[must_use]
+    pub fn all(self) -> bool {
+        self.pods && self.nodes && self.shadows
+    }
+}
+
+/// Keeps `engine` up to date until it is dropped. Sets it synced once all three have been listed.
+pub async fn run(engine: Arc<Engine>, client: Client) {
+    let (synced, mut seen) = watch::channel(Synced::default());
+    let pods = watch_pods(Arc::clone(&engine), client.clone(), &synced);
+    let nodes = watch_nodes(Arc::clone(&engine), client.clone(), &synced);
+    let shadows = watch_shadows(Arc::clone(&engine), client, &synced);
+    let ready = async {
+        if seen.wait_for(|synced| synced.all()).await.is_ok() {
+            engine.set_synced(true);
+            engine.gauge();
+            tracing::info!("caches are filled");
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::join!(pods, nodes, shadows, ready);
+}
+
+/// Every pod that has not finished. A pod that finishes leaves the selection, which the watch tells as a deletion.
+const UNFINISHED: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+    let config = watcher::Config::default().fields(UNFINISHED);
+    let mut listed = HashSet::<String>::new();
+    follow(Api::<LeanPod>::all(client), config, &|_| {}, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(pod) => {
+            listed.insert(pod.view.metadata.uid.to_string());
+            apply_pod(&engine, &pod.view);
+        }
+        Event::InitDone => {
+            let gone = engine.read(|cluster| {
+                let all = cluster.pods().filter(|pod| !listed.contains(&*pod.uid));
+                all.map(|pod| Arc::clone(&pod.uid)).collect::<Vec<_>>()
+            });
+            gone.iter().for_each(|uid| engine.remove_pod(uid));
+            listed = HashSet::new();
+            synced.send_modify(|synced| synced.pods = true);
+        }
+        Event::Apply(pod) => apply_pod(&engine, &pod.view),
+        Event::Delete(pod) => engine.remove_pod(&pod.view.metadata.uid),
+    })
+    .await;
+}
+
+fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
+    let dialect = &engine.settings().dialect;
+    if pod.is_finished() {
+        engine.remove_pod(&pod.metadata.uid);
+    } else if PodFacts::concerns(pod, dialect) {
+        engine.set_pod(PodFacts::read(pod, dialect));
+    }
+}
+
+async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+    let mut listed = HashSet::<String>::new();
+    let apply = |node: &NodeView<'_>| {
+        engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().dialect));
+    };
+    follow(Api::<LeanNode>::all(client), watcher::Config::default(), &|_| {}, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(node) => {
+            listed.insert(node.view.metadata.name.to_string());
+            apply(&node.view);
+        }
+        Event::InitDone => {
+            for name in names_besides(&engine, &listed) {
+                engine.remove_node(&name);
+            }
+            synced.send_modify(|synced| synced.nodes = true);
+        }
+        Event::Apply(node) => apply(&node.view),
+        Event::Delete(node) => engine.remove_node(&node.view.metadata.name),
+    })
+    .await;
+}
+
+async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+    let mut listed = HashSet::<String>::new();
+    let apply = |shadow: &GPUShadow| {
+        let (Some(name), Some(status)) = (&shadow.metadata.name, &shadow.status) else { return };
+        engine.set_shadow(name, ShadowFacts::read(status));
+    };
+    // Without the definition no bridge has published anything: every node is known by its capacity alone.
+    let undefined = |error: &watcher::Error| {
+        if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error
+            && status.code == 404
+        {
+            synced.send_modify(|synced| synced.shadows = true);
+        }
+    };
+    follow(Api::<GPUShadow>::all(client), watcher::Config::default(), &undefined, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(shadow) => {
+            listed.extend(shadow.metadata.name.clone());
+            apply(&shadow);
+        }
+        Event::InitDone => {
+            for name in names_besides(&engine, &listed) {
+                engine.remove_shadow(&name);
+            }
+            synced.send_modify(|synced| synced.shadows = true);
+        }
+        Event::Apply(shadow) => apply(&shadow),
+        Event::Delete(shadow) => {
+            if let Some(name) = &shadow.metadata.name {
+                engine.remove_shadow(name);
+            }
+        }
+    })
+    .await;
+}
+
+fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {
+    engine.read(|cluster| {
+        let all = cluster.slots().filter(|slot| !listed.contains(&*slot.name));
+        all.map(|slot| Arc::clone(&slot.name)).collect()
+    })
+}
+
+/// Hands every event to `on` and every error to `odd`, with back-off after errors.
+async fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    odd: &(dyn Fn(&watcher::Error) + Sync),
+    mut on: impl FnMut(Event<K>),
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events = watcher::watcher(api, config).default_backoff().boxed();
+    loop {
+        match events.try_next().await {
+            Ok(Some(event)) => on(event),
+            Ok(None) => return,
+            Err(error) => {
+                odd(&error);
+                tracing::warn!(kind = %K::kind(&()), %error, "watch; trying again");
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! What the crate promises, called as the scheduler calls it. One binary, so that it links once.
+
+mod common;
+mod verbs;

@@ -1,0 +1,215 @@
+//! The verbs as tables: what fits where, why not, and on which cards.
+
+use crate::common::*;
+use serde_json::json;
+
+#[tokio::test]
+async fn shared_pods_fill_a_card_before_they_open_the_next() {
+    let pods: Vec<_> = (0..4).map(|at| shared(&format!("p{at}"), &[(40, 4)])).collect();
+    let mut items = vec![node("a", 2, 16)];
+    items.extend(pods.iter().cloned());
+    let engine = engine(&items);
+    for pod in &pods {
+        assert_eq!(passing(&engine, pod, &["a"]), ["a"]);
+        assert_eq!(bind(&engine, pod, "a").await, "");
+    }
+    let placed: Vec<_> = (0..4).map(|at| cards(&engine, &format!("p{at}"))).collect();
+    assert_eq!(placed, [[0], [0], [1], [1]]);
+    let fifth = shared("p5", &[(40, 4)]);
+    let answer = filter(&engine, &fifth, &["a"]);
+    assert_eq!(
+        answer["FailedNodes"]["a"],
+        "2 cards free of legacy pods, largest free share 20 cores and 8 blocks, 40 cores and 4 blocks asked"
+    );
+}
+
+#[tokio::test]
+async fn a_share_never_goes_on_a_card_that_a_legacy_pod_holds() {
+    let holder = |uid: &str| json!({"uid": uid, "container": "main"});
+    let pods: Vec<_> = (0..3).map(|at| shared(&format!("p{at}"), &[(100, 0)])).collect();
+    let mut items = vec![
+        node("a", 4, 16),
+        shadow("a", 4, 16, &[(0, holder("uid-l")), (2, holder("uid-l"))]),
+        bound(legacy("l", 2), "a", ""),
+    ];
+    items.extend(pods.iter().cloned());
+    let engine = engine(&items);
+    assert_eq!(bind(&engine, &pods[0], "a").await, "");
+    assert_eq!(bind(&engine, &pods[1], "a").await, "");
+    let mut both = [cards(&engine, "p0"), cards(&engine, "p1")].concat();
+    both.sort_unstable();
+    assert_eq!(both, [1, 3]);
+    let answer = filter(&engine, &pods[2], &["a"]);
+    assert_eq!(answer["FailedNodes"]["a"], "0 cards free of other pods, 1 asked");
+    assert!(bind(&engine, &pods[2], "a").await.contains("0 cards free"));
+}
+
+#[test]
+fn a_legacy_pod_whose_card_is_not_known_counts_against_the_free_cards() {
+    // Two of four cards are somebody's; nobody knows which.
+    let engine = engine(&[
+        node("a", 4, 16),
+        shadow("a", 4, 16, &[]),
+        bound(legacy("l", 2), "a", ""),
+        bound(shared("s", &[(30, 2)]), "a", "3"),
+    ]);
+    let fits = |pod: &serde_json::Value| !passing(&engine, pod, &["a"]).is_empty();
+    assert!(fits(&shared("one", &[(100, 0)])), "one card of the three is spare");
+    assert!(!fits(&shared("two", &[(200, 0)])));
+    assert!(fits(&legacy("l2", 1)));
+    assert!(!fits(&legacy("l3", 2)));
+    assert!(fits(&shared("share", &[(60, 2)])), "the card that is shared already is not in question");
+    assert!(!fits(&shared("both", &[(80, 2), (80, 2)])), "only one further card may be opened");
+}
+
+#[test]
+fn what_no_departure_can_help_is_unresolvable() {
+    let engine = engine(&[node("a", 2, 16), node("none", 0, 0), bound(shared("s", &[(100, 0)]), "a", "0")]);
+    let nodes = ["a", "none", "elsewhere"];
+    let table = [
+        (shared("s1", &[(200, 0)]), "FailedNodes", "a"),
+        (shared("s2", &[(300, 0)]), "FailedAndUnresolvableNodes", "a"),
+        (shared("s3", &[(50, 17)]), "FailedAndUnresolvableNodes", "a"),
+        (shared("s4", &[(50, 4)]), "FailedAndUnresolvableNodes", "none"),
+        (legacy("l1", 2), "FailedNodes", "a"),
+        (legacy("l2", 3), "FailedAndUnresolvableNodes", "a"),
+        (legacy("l3", 1), "FailedAndUnresolvableNodes", "none"),
+        (shared("s5", &[(50, 4)]), "FailedNodes", "elsewhere"),
+        (shared("half", &[(50, 0)]), "FailedAndUnresolvableNodes", "a"),
+    ];
+    for (pod, list, on) in table {
+        let answer = filter(&engine, &pod, &nodes);
+        assert!(answer[list].get(on).is_some(), "{}: {answer}", pod["metadata"]["name"]);
+    }
+}
+
+#[test]
+fn a_pod_that_makes_no_sense_is_told_why() {
+    let engine = engine(&[node("a", 2, 16)]);
+    let mut gang = shared("g", &[(50, 4)]);
+    gang["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = json!("team");
+    let mut order = shared("o", &[(50, 4)]);
+    order["metadata"]["annotations"]["gpu-migrate.io/card-order"] = json!("tight");
+    let table = [
+        (gang, "group-pod-num"),
+        (order, "\"tight\": expected binpack or spread"),
+        (shared("x", &[(150, 4)]), "multiple of 100"),
+    ];
+    for (pod, expected) in table {
+        let answer = filter(&engine, &pod, &["a"]);
+        let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[test]
+fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
+    let items = [
+        node("empty", 2, 16),
+        node("half", 2, 16),
+        node("busy", 2, 16),
+        bound(shared("h", &[(100, 0)]), "half", "0"),
+        bound(shared("b", &[(100, 0)]), "busy", "0"),
+        bound(shared("c", &[(40, 2)]), "busy", "1"),
+    ];
+    let pod = shared("p", &[(20, 2)]);
+    let scores = |engine| prioritize(engine, &pod, &["empty", "half", "busy"]);
+    let binpack = engine(&items);
+    let expected = json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 7}, {"Host": "busy", "Score": 10}]);
+    assert_eq!(scores(&binpack), expected);
+    let settings = gpu_migrate_admission_ext::engine::Settings {
+        order: gpu_migrate_admission_ext::score::Order::Spread,
+        ..Default::default()
+    };
+    let spread = engine_with(std::sync::Arc::new(gpu_migrate_admission_ext::api::Memory::default()), settings, &items);
+    assert_eq!(scores(&spread)[0], json!({"Host": "empty", "Score": 10}));
+}
+
+#[test]
+fn constraints_choose_among_cards() {
+    let mut shadow = shadow("a", 3, 16, &[]);
+    shadow["status"]["cards"][1]["model"] = json!("T4");
+    shadow["status"]["cards"][2]["health"] = json!("Unhealthy");
+    let engine = engine(&[node("a", 3, 16), shadow]);
+    let fits = |key: &str, value: &str, cores: u32| {
+        let mut pod = shared("p", &[(cores, 2)]);
+        pod["metadata"]["annotations"][key] = json!(value);
+        !passing(&engine, &pod, &["a"]).is_empty()
+    };
+    assert!(fits("gpu-migrate.io/card-model", "T4", 100));
+    assert!(!fits("gpu-migrate.io/card-model", "T4", 200));
+    assert!(!fits("gpu-migrate.io/card-model", "H100", 50));
+    assert!(!fits("gpu-migrate.io/card-include", "GPU-a-2", 50), "unhealthy");
+    assert!(fits("gpu-migrate.io/card-exclude", "GPU-a-0", 50));
+    assert!(!fits("gpu-migrate.io/card-exclude", "GPU-a-0,GPU-a-1", 50));
+}
+
+#[test]
+fn a_cold_cache_is_an_error_and_never_no_nodes() {
+    let engine = engine(&[node("a", 2, 16)]);
+    engine.set_synced(false);
+    let answer = filter(&engine, &shared("p", &[(50, 4)]), &["a"]);
+    assert!(answer["Error"].as_str().unwrap().contains("not seen the whole cluster"), "{answer}");
+    assert_eq!(answer["NodeNames"], json!(null));
+    engine.set_synced(true);
+    engine.set_leading(false);
+    let answer = filter(&engine, &shared("p", &[(50, 4)]), &["a"]);
+    assert!(answer["Error"].as_str().unwrap().contains("not the leader"), "{answer}");
+}
+
+#[test]
+fn a_template_node_that_does_not_exist_is_judged_by_its_capacity() {
+    let engine = engine(&[]);
+    let whole = |pod| {
+        let body = json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("template-0", 2, 16)]}, "NodeNames": null});
+        let reply = engine.filter("filter-dryrun", &serde_json::to_vec(&body).unwrap());
+        serde_json::from_slice::<serde_json::Value>(&reply.body).unwrap()
+    };
+    let answer = whole(shared("p", &[(200, 32)]));
+    assert_eq!(answer["Nodes"]["items"][0], node("template-0", 2, 16), "handed back as it came");
+    let answer = whole(shared("p", &[(300, 0)]));
+    assert!(answer["FailedAndUnresolvableNodes"].get("template-0").is_some(), "{answer}");
+}
+
+#[tokio::test]
+async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
+    let pod = shared("p", &[(50, 4)]);
+    let engine = engine(&[node("a", 2, 16), node("b", 2, 16), pod.clone()]);
+    assert_eq!(bind(&engine, &pod, "a").await, "");
+    assert_eq!(bind(&engine, &pod, "a").await, "");
+    assert!(bind(&engine, &pod, "b").await.contains("already bound to node a"));
+    let stranger = shared("stranger", &[(50, 4)]);
+    assert!(bind(&engine, &stranger, "a").await.contains("does not exist any more"));
+    assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
+}
+
+#[test]
+fn victims_are_those_whose_card_helps() {
+    // Card 0: legacy. Card 1: 60 + 30 shared. The scheduler proposes all three.
+    let holder = json!({"uid": "uid-l", "container": "main"});
+    let items = [
+        node("a", 2, 16),
+        shadow("a", 2, 16, &[(0, holder)]),
+        node("b", 1, 16),
+        bound(legacy("l", 1), "a", ""),
+        bound(shared("s60", &[(60, 4)]), "a", "1"),
+        bound(shared("s30", &[(30, 4)]), "a", "1"),
+        bound(shared("t", &[(100, 0)]), "b", "0"),
+    ];
+    let engine = engine(&items);
+    let all = json!({"a": {"Pods": [{"UID": "uid-l"}, {"UID": "uid-s60"}, {"UID": "uid-s30"}], "NumPDBViolations": 1}});
+    let kept = preempt(&engine, &shared("p", &[(35, 4)]), all.clone());
+    assert_eq!(kept, json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 1}}), "40 cores are enough");
+    let kept = preempt(&engine, &legacy("p", 1), all.clone());
+    assert_eq!(kept["a"]["Pods"], json!([{"UID": "uid-s60"}, {"UID": "uid-s30"}]), "a legacy pod needs a whole card");
+    let kept = preempt(&engine, &shared("p", &[(200, 0)]), all.clone());
+    assert_eq!(kept["a"]["Pods"].as_array().unwrap().len(), 3);
+    assert_eq!(preempt(&engine, &shared("p", &[(300, 0)]), all), json!({}), "no departure helps");
+    let one = json!({"a": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}, "b": {"Pods": [{"UID": "uid-t"}], "NumPDBViolations": 2}});
+    let kept = preempt(&engine, &shared("p", &[(100, 0)]), one);
+    assert_eq!(kept["b"], json!({"Pods": [{"UID": "uid-t"}], "NumPDBViolations": 2}));
+    let wrong = json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 0}});
+    assert_eq!(preempt(&engine, &shared("p", &[(50, 4)]), wrong), json!({}), "its going frees too little");
+    let none = json!({"a": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}});
+    assert_eq!(preempt(&engine, &shared("p", &[(5, 4)]), none), json!({}), "it fits without: nobody need go");
+}
