@@ -20,11 +20,50 @@ pub use migration::{
 pub use shadow::{CardStatus, GPUShadow, GPUShadowSpec, GPUShadowStatus, HolderStatus};
 pub use strict::{FieldError, read_strict};
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
 use kube::CustomResourceExt;
 
 /// All definitions, in the order in which `deploy/crds` lists them.
 #[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    vec![GPUConfig::crd(), GPUMigration::crd(), GPUShadow::crd()]
+    let mut definitions = vec![GPUConfig::crd(), GPUMigration::crd(), GPUShadow::crd()];
+    for version in definitions.iter_mut().flat_map(|definition| &mut definition.spec.versions) {
+        if let Some(schema) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            forget_unsigned(schema);
+        }
+    }
+    definitions
+}
+
+/// OpenAPI knows no unsigned formats: since 1.32 the API server warns of each one. The minimum of 0 stays.
+fn forget_unsigned(schema: &mut JSONSchemaProps) {
+    if schema.format.as_deref().is_some_and(|format| format.starts_with("uint")) {
+        schema.format = None;
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        forget_unsigned(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        forget_unsigned(values);
+    }
+    schema.properties.iter_mut().flat_map(|properties| properties.values_mut()).for_each(forget_unsigned);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_have_what_the_api_server_takes() {
+        for definition in definitions() {
+            let json = serde_json::to_string(&definition).unwrap();
+            assert!(!json.contains("uint"), "{json}");
+            assert_eq!(definition.spec.scope, "Cluster");
+            let version = &definition.spec.versions[0];
+            assert!(version.subresources.as_ref().is_some_and(|subresources| subresources.status.is_some()));
+            assert!(version.additional_printer_columns.as_ref().is_some_and(|columns| columns.len() >= 4));
+        }
+    }
 }
