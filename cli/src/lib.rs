@@ -1,1 +1,94 @@
 //! gpu-migrate, the command line of the migration.
+//!
+//! Offline commands (`plan`, `crds`, `completion`, `man`) need no cluster. What decides is pure and stands in
+//! modules of its own; what reads files and writes to the terminal is thin and here.
+
+pub mod args;
+pub mod crds;
+pub mod exit;
+pub mod manifest;
+pub mod plan;
+pub mod style;
+mod toolbox;
+
+use anyhow::Context as _;
+use args::{Cli, Command, PlanArgs, PlanOutput};
+use exit::Exit;
+use manifest::{documents, expand, read_inputs};
+use std::io::{self, Read, Write};
+
+/// Runs one command on this process's streams.
+///
+/// # Errors
+/// What stopped the command; what only concerns one of many inputs is printed and counted into the exit status.
+pub fn run(cli: Cli) -> anyhow::Result<Exit> {
+    let (mut out, mut err) = (io::BufWriter::new(anstream::stdout().lock()), anstream::stderr());
+    let exit = match cli.command {
+        Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
+        Command::Crds(args) => toolbox::crds(&args, &mut out).map(|()| Exit::Done)?,
+        Command::Completion(args) => toolbox::completion(&args, &mut out).map(|()| Exit::Done)?,
+        Command::Man(args) => toolbox::man(&args, &mut out)
+            .map(|()| Exit::Done)
+            .with_context(|| format!("man pages in {}", args.dir.display()))?,
+    };
+    out.flush()?;
+    Ok(exit)
+}
+
+/// `gpu-migrate plan`: read, decide, show.
+///
+/// # Errors
+/// When the output cannot be written.
+pub fn plan_command(
+    args: &PlanArgs,
+    stdin: &mut dyn Read,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<Exit> {
+    let (mut inputs, unread) = read_inputs(&args.filename, args.recursive, stdin);
+    let (policies, unread_policies) = read_inputs(&args.policy, args.recursive, &mut io::empty());
+    inputs.extend(policies);
+    let mut errors = unread.iter().chain(&unread_policies).map(ToString::to_string).collect::<Vec<_>>();
+
+    let mut manifests = Vec::new();
+    for input in &inputs {
+        let (found, broken) = documents(input);
+        let (objects, wrong) = expand(found);
+        manifests.extend(objects);
+        errors.extend(broken.iter().map(ToString::to_string));
+        errors.extend(wrong.iter().map(ToString::to_string));
+    }
+    let (rules, problems) = plan::decide::Rules::take_from(&mut manifests);
+    errors.extend(problems.iter().map(ToString::to_string));
+    let plan = plan::decide::decide(manifests, &rules, &args.namespace);
+
+    show(&plan, args, out, err)?;
+    out.flush()?;
+    for error in &errors {
+        writeln!(err, "{} {error}", style::paint(style::REMOVED, "error:"))?;
+    }
+    if rules.policy_count == 0 && !plan.entries.is_empty() {
+        let hint =
+            "no policy (GPUMigration) among the files, so nothing is converted; give one with --policy";
+        writeln!(err, "{} {hint}", style::paint(style::WARNING, "warning:"))?;
+    }
+    Ok(match (errors.is_empty(), plan.has_unconvertible()) {
+        (false, _) => Exit::Failed,
+        (true, true) => Exit::No,
+        (true, false) => Exit::Done,
+    })
+}
+
+fn show(plan: &plan::Plan, args: &PlanArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    match args.output {
+        PlanOutput::Diff => {
+            plan::show::diffs(plan, args.unified, out)?;
+            plan::show::summary(plan, out)
+        }
+        PlanOutput::Summary => plan::show::summary(plan, out),
+        // The summary goes beside what a program reads.
+        PlanOutput::Patch => plan::show::patches(plan, out).and_then(|()| plan::show::summary(plan, err)),
+        PlanOutput::Yaml => plan::show::yaml(plan, out).and_then(|()| plan::show::summary(plan, err)),
+        PlanOutput::Json => plan::show::json(plan, out).and_then(|()| plan::show::summary(plan, err)),
+    }
+}

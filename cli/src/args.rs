@@ -1,0 +1,166 @@
+//! The command line: what can be said, and the help that teaches it.
+
+use crate::exit;
+use crate::style::ColorWhen;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// Move a Kubernetes GPU cluster from whole cards to shared cards, one project at a time.
+///
+/// Pods that ask for nvidia.com/gpu ("legacy") and pods that ask for tencent.com/vcuda-core and -memory
+/// ("shared": 100 cores are one card, a block is 256 MiB) live on the same nodes, card by card. A namespace
+/// label opts in, a GPUMigration policy says how to convert; everything else stays as it is.
+///
+/// Start with `plan`: it shows what would change, needs no cluster and changes nothing.
+#[derive(Debug, Parser)]
+#[command(name = "gpu-migrate", version, after_long_help = exit::HELP, max_term_width = 110, disable_help_subcommand = true)]
+pub struct Cli {
+    /// When to colour the output.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "GPU_MIGRATE_COLOR",
+        help_heading = "Output"
+    )]
+    pub color: ColorWhen,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show how manifests would be rewritten; needs no cluster and changes nothing.
+    ///
+    /// Reads Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, CronJobs,
+    /// PodTemplates and Lists of them, in YAML or JSON, several documents to a file. Policies (GPUMigration) and the
+    /// Namespaces with their labels are taken from the same paths and from --policy. The rewrite is the very code
+    /// of the admission webhook.
+    Plan(PlanArgs),
+    /// Print the CustomResourceDefinitions, made from the types this program was built with.
+    Crds(CrdsArgs),
+    /// Print the completion script of a shell.
+    Completion(CompletionArgs),
+    /// Write the man pages into a folder.
+    Man(ManArgs),
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+#[command(after_long_help = PLAN_HELP)]
+pub struct PlanArgs {
+    /// Files or folders with manifests; `-` is stdin.
+    #[arg(short = 'f', long = "filename", value_name = "PATH", required = true, num_args = 1..)]
+    pub filename: Vec<PathBuf>,
+    /// Search folders with all their subfolders.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// A file or folder with the policies and Namespaces, in addition to those among the manifests.
+    #[arg(long, value_name = "PATH", env = "GPU_MIGRATE_POLICY", value_delimiter = ':')]
+    pub policy: Vec<PathBuf>,
+    /// The namespace of objects that name none.
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: PlanOutput,
+    /// Lines of context around a change.
+    #[arg(short = 'U', long, value_name = "LINES", default_value_t = 3, help_heading = "Output")]
+    pub unified: usize,
+}
+
+/// Forms of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum PlanOutput {
+    /// A coloured diff of every object that changes, then the summary.
+    #[default]
+    Diff,
+    /// The summary alone.
+    Summary,
+    /// The RFC 6902 patch of every object that changes, as one JSON array.
+    Patch,
+    /// The rewritten objects as a YAML stream for `kubectl apply -f -`.
+    Yaml,
+    /// The rewritten objects as one v1 List.
+    Json,
+}
+
+const PLAN_HELP: &str = "\
+Examples:
+  # What would happen to these manifests, by the policies that lie beside them
+  gpu-migrate plan -f examples/
+
+  # By the policies of another file; from a chart or a kustomization
+  helm template my-release my-chart | gpu-migrate plan --policy policies.yaml -f -
+  kubectl kustomize overlays/prod   | gpu-migrate plan --policy policies.yaml -f -
+
+  # By what is in a cluster now
+  kubectl get namespaces,gpumigrations,deployments,statefulsets -A -o yaml | gpu-migrate plan -f -
+
+  # The rewritten objects only, the summary on stderr
+  gpu-migrate plan -f examples/ -o yaml > shared.yaml
+
+A policy file is a stream of GPUMigrations and of the Namespaces they apply to:
+  apiVersion: v1
+  kind: Namespace
+  metadata: {name: danlu, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/project: danlu}}
+  ---
+  apiVersion: gpu-migrate.io/v1alpha1
+  kind: GPUMigration
+  metadata: {name: danlu}
+  spec:
+    project: danlu
+    mode: Enforce
+    convert: {coresPerCard: 100, blocksPerCard: 42}
+
+Exit status: 0 all could be planned, 1 some input could not be read (the rest is still planned),
+2 wrong command line, 3 at least one object cannot be converted.";
+
+/// Arguments of `crds`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  gpu-migrate crds | kubectl apply --server-side -f -")]
+pub struct CrdsArgs {
+    /// Write one file per resource into this folder instead of printing.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Arguments of `completion`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  source <(gpu-migrate completion bash)
+  gpu-migrate completion zsh > \"${fpath[1]}/_gpu-migrate\"
+  gpu-migrate completion fish > ~/.config/fish/completions/gpu-migrate.fish")]
+pub struct CompletionArgs {
+    /// Whose script.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  gpu-migrate man ~/.local/share/man/man1 && man gpu-migrate-plan")]
+pub struct ManArgs {
+    /// The folder; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
+/// The command as clap knows it, named as it was called: a kubectl plugin speaks of `kubectl gpu-migrate`.
+///
+/// kubectl finds a plugin by its file name, where `-` separates subcommands and `_` stands for `-`:
+/// a link named `kubectl-gpu_migrate` to this program makes it one.
+#[must_use]
+pub fn command(argv0: Option<&OsStr>) -> clap::Command {
+    let as_plugin =
+        argv0.and_then(|path| Path::new(path).file_stem()).is_some_and(|name| name == "kubectl-gpu_migrate");
+    let mut command = Cli::command();
+    if as_plugin {
+        command = command.bin_name("kubectl gpu-migrate").display_name("kubectl gpu-migrate");
+    }
+    command
+}

@@ -1,0 +1,298 @@
+//! The decision on each object: which policy, and what the webhook's own code makes of its pods.
+
+use super::{Converted, Entry, Fallback, Outcome, Plan};
+use crate::manifest::Manifest;
+use gpu_migrate_model::ask::{Demand, PodAsk};
+use gpu_migrate_model::crd::{GPUMigration, read_strict};
+use gpu_migrate_model::names::{Dialect, GROUP};
+use gpu_migrate_webhook::decide::{self as webhook, Rewrite, Skip};
+use gpu_migrate_webhook::plan::{Subject, rewrite_template};
+use gpu_migrate_webhook::policy::{Policies, Settings};
+use json_patch::{AddOperation, Patch, PatchOperation};
+use jsonptr::PointerBuf;
+use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// Labels of the Namespaces that were given, by name.
+pub type Namespaces = BTreeMap<String, BTreeMap<String, String>>;
+
+/// A policy that cannot be used.
+#[derive(Debug, Error)]
+pub enum PolicyProblem {
+    /// Not a GPUMigration of the version this program knows.
+    #[error("{place}: GPUMigration {name}: {reason}")]
+    Unreadable {
+        /// Where it stands.
+        place: String,
+        /// `metadata.name`.
+        name: String,
+        /// Field, value, what was expected.
+        reason: String,
+    },
+    /// It makes no sense.
+    #[error("GPUMigration {name}: {reason}")]
+    Rejected {
+        /// `metadata.name`.
+        name: String,
+        /// Field, value, what was expected.
+        reason: String,
+    },
+    /// Namespace labels that are not strings.
+    #[error(
+        "{place}: Namespace {name}: metadata.labels: {reason}; expected strings: put values such as \"true\" in quotes"
+    )]
+    Labels {
+        /// Where it stands.
+        place: String,
+        /// `metadata.name`.
+        name: String,
+        /// What the reader said.
+        reason: String,
+    },
+}
+
+/// What was given to plan with.
+#[derive(Default)]
+pub struct Rules {
+    policies: Policies,
+    /// How many policies can be used.
+    pub policy_count: usize,
+    /// Namespaces and their labels.
+    pub namespaces: Namespaces,
+}
+
+impl Rules {
+    /// Takes the policies and the Namespaces out of `manifests`; the other objects stay in it.
+    #[must_use]
+    pub fn take_from(manifests: &mut Vec<Manifest>) -> (Self, Vec<PolicyProblem>) {
+        let (mut migrations, mut namespaces, mut problems) = (Vec::new(), Namespaces::new(), Vec::new());
+        manifests.retain(|manifest| {
+            let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
+            match (group, manifest.kind.as_str()) {
+                (GROUP, "GPUMigration") => match read_migration(manifest) {
+                    Ok(migration) => migrations.push(migration),
+                    Err(problem) => problems.push(problem),
+                },
+                ("", "Namespace") => match read_labels(manifest) {
+                    Ok(labels) => drop(namespaces.insert(manifest.name.clone(), labels)),
+                    Err(problem) => problems.push(problem),
+                },
+                _ => return true,
+            }
+            false
+        });
+        let (policies, rejected) = Policies::compile(migrations.iter(), &Settings::default());
+        let policy_count = migrations.len() - rejected.len();
+        problems.extend(
+            rejected
+                .into_iter()
+                .map(|r| PolicyProblem::Rejected { name: r.name, reason: r.reason.to_string() }),
+        );
+        (Self { policies, policy_count, namespaces }, problems)
+    }
+}
+
+fn read_migration(manifest: &Manifest) -> Result<GPUMigration, PolicyProblem> {
+    read_strict(&manifest.value).map_err(|error| PolicyProblem::Unreadable {
+        place: manifest.origin.to_string(),
+        name: manifest.name.clone(),
+        reason: error.to_string(),
+    })
+}
+
+fn read_labels(manifest: &Manifest) -> Result<BTreeMap<String, String>, PolicyProblem> {
+    let labels = manifest.value.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
+    let labels: Option<_> = serde_json::from_value(labels).map_err(|error| PolicyProblem::Labels {
+        place: manifest.origin.to_string(),
+        name: manifest.name.clone(),
+        reason: error.to_string(),
+    })?;
+    Ok(labels.unwrap_or_default())
+}
+
+/// Decides every object. Objects without a namespace are taken to be in `default_namespace`.
+#[must_use]
+pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) -> Plan {
+    let mut plan = Plan::default();
+    for mut manifest in manifests {
+        let Some(form) = manifest.pod_form() else {
+            plan.without_pods += 1;
+            continue;
+        };
+        let bare = normalize(&mut manifest.value, form.pointer());
+        let place = Place { pointer: form.pointer(), bare };
+        let outcome = decide_one(&manifest, place, rules, default_namespace);
+        plan.entries.push(Entry { manifest, outcome });
+    }
+    plan
+}
+
+/// Where in an object the pod stands.
+#[derive(Clone, Copy)]
+struct Place {
+    /// JSON pointer to it.
+    pointer: &'static str,
+    /// It has no `metadata` in the manifest.
+    bare: bool,
+}
+
+fn decide_one(manifest: &Manifest, place: Place, rules: &Rules, default_namespace: &str) -> Outcome {
+    let Some(template) = manifest.value.pointer(place.pointer) else {
+        let why = format!("{} is missing; expected a pod template", field(place.pointer));
+        return Outcome::CannotConvert { why, then: Fallback::Invalid };
+    };
+    let mut template = Cow::Borrowed(template);
+    if place.bare
+        && let Some(template) = template.to_mut().as_object_mut()
+    {
+        template.insert("metadata".to_owned(), json!({}));
+    }
+    let namespace = manifest.namespace.as_deref().unwrap_or(default_namespace);
+    let key = format!("{namespace}/{}/{}", manifest.kind, manifest.name);
+    let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
+    let known = if rules.namespaces.contains_key(namespace) { Ok(()) } else { Err(namespace) };
+    match rewrite_template(&template, &subject, &rules.policies) {
+        Err(error) => {
+            let why = format!("{}: {error}", field(place.pointer));
+            Outcome::CannotConvert { why, then: Fallback::Invalid }
+        }
+        Ok(rewrite) => outcome(manifest, place, rewrite, known),
+    }
+}
+
+/// A JSON pointer as people write a field: `spec.template`.
+fn field(pointer: &str) -> String {
+    if pointer.is_empty() { "pod".to_owned() } else { pointer.trim_start_matches('/').replace('/', ".") }
+}
+
+/// Why the webhook has nothing to do, and what would change that.
+fn reason(skip: Skip) -> &'static str {
+    match skip {
+        Skip::NotOptedIn => "its namespace is not opted in (label gpu-migrate.io/opt-in: \"true\")",
+        Skip::OptedOut => "it is opted out (label gpu-migrate.io/opt-out: \"true\")",
+        Skip::Mirror => "it is a static pod, which the kubelet runs without asking",
+        Skip::Bound => "it names its node already (spec.nodeName)",
+        Skip::NoProject => {
+            "it belongs to no project (label gpu-migrate.io/project on the pod or its namespace)"
+        }
+        Skip::NoPolicy => "its project has no policy",
+        Skip::Off => "its policy is off (spec.mode: Off)",
+        Skip::NoGpu => "it asks for no card",
+        Skip::AlreadyShared => "it asks for shares already",
+        Skip::NotDue => "its turn in the rollout has not come (spec.rollout)",
+    }
+}
+
+/// `known` is an error with the name of a namespace whose labels nobody gave.
+fn outcome(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<(), &str>) -> Outcome {
+    match &rewrite.outcome {
+        webhook::Outcome::Converted | webhook::Outcome::Guarded | webhook::Outcome::Audited => {
+            converted(manifest, place, rewrite, known)
+        }
+        webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
+            let then = if rewrite.deny.is_some() { Fallback::Deny } else { Fallback::Admit };
+            Outcome::CannotConvert { why: why.clone(), then }
+        }
+        webhook::Outcome::Skipped(skip) => {
+            let mut why = reason(*skip).to_owned();
+            if let Err(namespace) = known {
+                why += &format!(
+                    "; Namespace {namespace} is not among the files: add it with its labels (-f or --policy)"
+                );
+            }
+            Outcome::LeftAlone { why }
+        }
+    }
+}
+
+fn converted(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<(), &str>) -> Outcome {
+    let audit = matches!(rewrite.outcome, webhook::Outcome::Audited);
+    let patch = on_object(if audit { &rewrite.would } else { &rewrite.patch }, place);
+    let mut after = manifest.value.clone();
+    if let Err(error) = json_patch::patch(&mut after, &patch) {
+        // The webhook's patch fits the template it was made for, or one of the two is wrong.
+        return Outcome::CannotConvert {
+            why: format!("the patch does not apply: {error}"),
+            then: Fallback::Invalid,
+        };
+    }
+    let mut notes = Vec::new();
+    if audit {
+        notes.push("the policy is in mode Audit: this is what Enforce would do".to_owned());
+    }
+    if let Err(namespace) = known {
+        notes.push(format!("Namespace {namespace} is not among the files and was taken as opted in"));
+    }
+    if manifest.kind == "Job" {
+        notes
+            .push("a Job's template cannot be changed: this Job converts when it is created anew".to_owned());
+    }
+    Outcome::Converted(Box::new(Converted {
+        demand: (demand(&manifest.value, place.pointer), demand(&after, place.pointer)),
+        patch: serde_json::to_value(&patch).unwrap_or(Value::Null),
+        after,
+        policy: rewrite.policy.unwrap_or_default(),
+        guard: matches!(rewrite.outcome, webhook::Outcome::Guarded),
+        audit,
+        said: rewrite
+            .warnings
+            .iter()
+            .map(|said| said.trim_start_matches("gpu-migrate: ").to_owned())
+            .collect(),
+        notes,
+    }))
+}
+
+/// A patch of a pod template as a patch of the object it stands in.
+fn on_object(patch: &Patch, place: Place) -> Patch {
+    let at = |path: &str| {
+        // Both halves are pointers already, so their concatenation is one.
+        PointerBuf::parse(format!("{}{path}", place.pointer)).unwrap_or_default()
+    };
+    let metadata =
+        place.bare.then(|| PatchOperation::Add(AddOperation { path: at("/metadata"), value: json!({}) }));
+    let operations = patch.0.iter().cloned().map(|mut operation| {
+        match &mut operation {
+            PatchOperation::Add(op) => op.path = at(op.path.as_str()),
+            PatchOperation::Remove(op) => op.path = at(op.path.as_str()),
+            PatchOperation::Replace(op) => op.path = at(op.path.as_str()),
+            PatchOperation::Test(op) => op.path = at(op.path.as_str()),
+            PatchOperation::Move(op) => (op.from, op.path) = (at(op.from.as_str()), at(op.path.as_str())),
+            PatchOperation::Copy(op) => (op.from, op.path) = (at(op.from.as_str()), at(op.path.as_str())),
+        }
+        operation
+    });
+    Patch(metadata.into_iter().chain(operations).collect())
+}
+
+/// What one pod of the object asks for, as the scheduler counts it.
+fn demand(object: &Value, pointer: &str) -> Option<Demand> {
+    let spec = object.pointer(&format!("{pointer}/spec"))?;
+    let spec = serde_json::from_value::<PodSpec>(spec.clone()).ok()?;
+    Some(PodAsk::of_spec(&spec, &Dialect::default()).ok()?.effective())
+}
+
+/// Makes of a manifest what the API server makes of it before the webhook sees it: quantities are strings
+/// (`nvidia.com/gpu: 2` is allowed in a manifest). Returns whether the pod has no `metadata`, which it always has
+/// by then.
+fn normalize(object: &mut Value, pointer: &str) -> bool {
+    let Some(Value::Object(template)) = object.pointer_mut(pointer) else { return false };
+    for list in ["containers", "initContainers"] {
+        let Some(Value::Array(containers)) = template.get_mut("spec").and_then(|spec| spec.get_mut(list))
+        else {
+            continue;
+        };
+        for container in containers {
+            for part in ["/resources/limits", "/resources/requests"] {
+                let Some(Value::Object(amounts)) = container.pointer_mut(part) else { continue };
+                for amount in amounts.values_mut().filter(|amount| amount.is_number()) {
+                    *amount = Value::String(amount.to_string());
+                }
+            }
+        }
+    }
+    template.get("metadata").is_none_or(Value::is_null)
+}

@@ -1,0 +1,120 @@
+//! `gpu-migrate plan`: what the webhook would make of manifests.
+
+pub mod decide;
+pub mod diff;
+pub mod show;
+
+use crate::manifest::Manifest;
+use gpu_migrate_model::ask::Demand;
+use serde_json::Value;
+use std::fmt;
+
+/// What becomes of every object that was read, in the order it was read in.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// The objects that make pods.
+    pub entries: Vec<Entry>,
+    /// How many objects make none and are not shown one by one.
+    pub without_pods: usize,
+}
+
+/// One object and what becomes of it.
+#[derive(Debug)]
+pub struct Entry {
+    /// The object as written.
+    pub manifest: Manifest,
+    /// What becomes of it.
+    pub outcome: Outcome,
+}
+
+/// What becomes of one object.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Its pods are rewritten.
+    Converted(Box<Converted>),
+    /// Its pods stay as they are, and should.
+    LeftAlone {
+        /// The reason.
+        why: String,
+    },
+    /// Its pods should be rewritten and cannot be.
+    CannotConvert {
+        /// Field, value, what was expected and what to do.
+        why: String,
+        /// What the policy does with such a pod.
+        then: Fallback,
+    },
+}
+
+/// What happens to a pod that cannot be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// It is admitted as it is.
+    Admit,
+    /// It is refused.
+    Deny,
+    /// Kubernetes itself will refuse it.
+    Invalid,
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Admit => "the webhook leaves it as written",
+            Self::Deny => "the policy denies it",
+            Self::Invalid => "Kubernetes will refuse it",
+        })
+    }
+}
+
+/// A rewritten object.
+#[derive(Debug)]
+pub struct Converted {
+    /// The whole object with its pod form rewritten.
+    pub after: Value,
+    /// The change as RFC 6902 operations on the whole object.
+    pub patch: Value,
+    /// The policy that converts, `name@generation`.
+    pub policy: String,
+    /// Whether the policy only watches (`mode: Audit`): then the webhook changes nothing yet.
+    pub audit: bool,
+    /// It keeps its request: what changes is that cards it did not ask for are hidden, or a stale card choice removed.
+    pub guard: bool,
+    /// What one pod asked for and asks for now, where both can be counted.
+    pub demand: (Option<Demand>, Option<Demand>),
+    /// What the webhook says to whoever creates such a pod.
+    pub said: Vec<String>,
+    /// What its owner should know besides.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// The objects whose pods are rewritten.
+    pub fn converted(&self) -> impl Iterator<Item = (&Entry, &Converted)> {
+        self.entries.iter().filter_map(|entry| match &entry.outcome {
+            Outcome::Converted(converted) => Some((entry, converted.as_ref())),
+            _ => None,
+        })
+    }
+
+    /// Whether something should be converted and cannot be.
+    #[must_use]
+    pub fn has_unconvertible(&self) -> bool {
+        self.entries.iter().any(|entry| matches!(entry.outcome, Outcome::CannotConvert { .. }))
+    }
+}
+
+impl Converted {
+    /// What changes in the request, for people.
+    #[must_use]
+    pub fn change(&self) -> String {
+        let text =
+            |demand: Option<Demand>| demand.map_or_else(|| "?".to_owned(), |demand| demand.to_string());
+        let (before, after) = (text(self.demand.0), text(self.demand.1));
+        if self.guard {
+            return format!("{before}; guarded: what it did not ask for is hidden");
+        }
+        let change = if before == after { before } else { format!("{before} → {after}") };
+        if self.audit { format!("{change} (mode Audit: not yet)") } else { change }
+    }
+}

@@ -1,0 +1,49 @@
+//! Colours, and when there are any.
+
+use anstyle::{AnsiColor, Color, Style};
+
+/// What is new.
+pub const ADDED: Style = fg(AnsiColor::Green);
+/// What goes away, and what is wrong.
+pub const REMOVED: Style = fg(AnsiColor::Red);
+/// What to look at.
+pub const WARNING: Style = fg(AnsiColor::Yellow);
+/// Where in a text we are.
+pub const PLACE: Style = fg(AnsiColor::Cyan);
+/// A headline.
+pub const HEAD: Style = Style::new().bold();
+/// What may be passed over.
+pub const FAINT: Style = Style::new().dimmed();
+
+const fn fg(color: AnsiColor) -> Style {
+    Style::new().fg_color(Some(Color::Ansi(color)))
+}
+
+/// When to colour. `Auto`: on a terminal, unless `NO_COLOR` is set; `CLICOLOR_FORCE` colours anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ColorWhen {
+    /// On a terminal, unless `NO_COLOR` is set.
+    #[default]
+    Auto,
+    /// Also into files and pipes.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl ColorWhen {
+    /// Makes the choice hold for all that this process writes through `anstream`.
+    pub fn apply(self) {
+        match self {
+            Self::Auto => {}
+            Self::Always => anstream::ColorChoice::Always.write_global(),
+            Self::Never => anstream::ColorChoice::Never.write_global(),
+        }
+    }
+}
+
+/// `text` between the codes of `style`.
+#[must_use]
+pub fn paint(style: Style, text: &str) -> String {
+    format!("{style}{text}{style:#}")
+}

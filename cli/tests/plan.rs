@@ -1,0 +1,178 @@
+//! `gpu-migrate plan` as it is called: on the examples, from stdin, with mistakes.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::path::PathBuf;
+
+fn examples() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../examples")
+}
+
+fn gpu_migrate(args: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("gpu-migrate").unwrap();
+    command.args(args).current_dir(examples()).env_remove("GPU_MIGRATE_POLICY").env_remove("CLICOLOR_FORCE");
+    command
+}
+
+fn run(args: &[&str], stdin: &str) -> (i32, String, String) {
+    let output = gpu_migrate(args).write_stdin(stdin).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The promise of the README: two cards are 200 cores and 84 blocks by the default ratio.
+#[test]
+fn two_cards_become_200_cores_and_84_blocks() {
+    let deployment = std::fs::read_to_string(examples().join("deployment.yaml")).unwrap();
+    let policy = "\
+        {apiVersion: v1, kind: Namespace, metadata: {name: danlu, labels: {gpu-migrate.io/opt-in: 'true', gpu-migrate.io/project: danlu}}}\n\
+        ---\n\
+        {apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: danlu}, spec: {project: danlu, mode: Enforce}}\n";
+    let (code, out, err) = run(&["plan", "-f", "-"], &format!("{policy}---\n{deployment}"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    for line in [
+        "-            nvidia.com/gpu: \"2\"",
+        "+            tencent.com/vcuda-core: \"200\"",
+        "+            tencent.com/vcuda-memory: \"84\"",
+    ] {
+        assert!(out.lines().any(|l| l == line), "{line:?} is not in\n{out}");
+    }
+}
+
+#[test]
+fn the_examples_give_this_plan() {
+    let (code, out, err) = run(&["plan", "-f", "."], "");
+    assert_eq!((code, err.as_str()), (0, ""));
+    insta::assert_snapshot!("examples", out);
+}
+
+#[test]
+fn what_cannot_be_converted_says_why_and_what_to_do() {
+    let (code, out, err) =
+        run(&["plan", "--policy", "policies.yaml", "-f", "unconvertible", "-o", "summary"], "");
+    assert_eq!((code, err.as_str()), (3, ""));
+    insta::assert_snapshot!("unconvertible", out);
+}
+
+/// What `-o patch` says, done to the objects as written, gives what `-o json` says.
+#[test]
+fn the_patches_lead_from_the_files_to_the_result() {
+    let (_, patches, _) = run(&["plan", "-f", "policies.yaml", "batch.yaml", "list.json", "-o", "patch"], "");
+    let (_, result, _) = run(&["plan", "-f", "policies.yaml", "batch.yaml", "list.json", "-o", "json"], "");
+    let patches: Vec<Value> = serde_json::from_str(&patches).unwrap();
+    let result: Value = serde_json::from_str(&result).unwrap();
+    let items = result["items"].as_array().unwrap();
+    assert_eq!((patches.len(), items.len()), (4, 4));
+
+    let list = std::fs::read_to_string(examples().join("list.json")).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    for (number, before) in list["items"].as_array().unwrap().iter().enumerate() {
+        let mut object = before.clone();
+        let patch: json_patch::Patch = serde_json::from_value(patches[number + 2]["patch"].clone()).unwrap();
+        json_patch::patch(&mut object, &patch).unwrap();
+        assert_eq!(object, items[number + 2]);
+    }
+}
+
+/// A converted object asks for shares already: applying it again, or after a rollback of the policy, changes nothing.
+#[test]
+fn the_result_is_left_alone_the_second_time() {
+    let (_, yaml, summary) = run(&["plan", "-f", ".", "-o", "yaml"], "");
+    assert!(summary.starts_with("7 converted"), "{summary}");
+    let (code, out, err) = run(&["plan", "--policy", "policies.yaml", "-f", "-", "-o", "summary"], &yaml);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("0 converted, 7 left alone, 0 cannot"), "{out}");
+}
+
+#[test]
+fn colour_only_where_it_was_asked_for() {
+    let file = ["plan", "-f", "policies.yaml", "deployment.yaml"];
+    let (_, piped, _) = run(&file, "");
+    assert!(!piped.contains('\u{1b}'));
+    let (_, forced, _) = run(&[&["--color", "always"], &file[..]].concat(), "");
+    assert!(forced.contains("\u{1b}[32m+"), "{forced}");
+    let output = gpu_migrate(&file).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1").output().unwrap();
+    let forced_off = gpu_migrate(&[&["--color", "never"], &file[..]].concat())
+        .env("CLICOLOR_FORCE", "1")
+        .output()
+        .unwrap();
+    assert!(!String::from_utf8(forced_off.stdout).unwrap().contains('\u{1b}'));
+    drop(output);
+}
+
+#[test]
+fn errors_name_file_document_and_field_and_hide_nothing() {
+    let good = std::fs::read_to_string(examples().join("deployment.yaml")).unwrap();
+    let cases = [
+        ("kind: [\n", "stdin: document 1 cannot be read: "),
+        ("a: 1\n", "stdin:1 (document 1): kind: is missing; expected the kind"),
+        (
+            "{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: x}, spec: {project: p, convret: {}}}\n",
+            "stdin:1 (document 1): GPUMigration x: unknown field: spec.convret",
+        ),
+        (
+            "{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: x}, spec: {project: p, mode: Sometimes}}\n",
+            "GPUMigration x: spec.mode: unknown variant `Sometimes`, expected one of",
+        ),
+        (
+            "{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: x}, spec: {project: p, convert: {coresPerCard: 150}}}\n",
+            "GPUMigration x: ",
+        ),
+        (
+            "{apiVersion: v1, kind: Namespace, metadata: {name: x, labels: {a: true}}}\n",
+            "metadata.labels: invalid type: boolean `true`",
+        ),
+    ];
+    for (text, part) in cases {
+        let args = ["plan", "-f", "-", "deployment.yaml", "--policy", "policies.yaml", "-o", "summary"];
+        let (code, out, err) = run(&args, text);
+        assert_eq!(code, 1, "{text}: {err}");
+        assert!(err.contains(part), "{text}: {err}");
+        assert!(out.starts_with("1 converted"), "the good file is still planned: {out}");
+    }
+    let (code, _, err) = run(&["plan", "-f", "nowhere.yaml"], &good);
+    assert_eq!(code, 1);
+    assert!(err.contains("nowhere.yaml: cannot be read: No such file"), "{err}");
+    let (code, _, err) = run(&["plan"], "");
+    assert_eq!(code, 2);
+    assert!(err.contains("--filename <PATH>"), "{err}");
+}
+
+#[test]
+fn without_a_policy_it_says_what_is_missing() {
+    let (code, out, err) = run(&["plan", "-f", "deployment.yaml", "-o", "summary"], "");
+    assert_eq!(code, 0);
+    assert!(out.contains("Namespace danlu is not among the files: add it with its labels"), "{out}");
+    assert!(err.contains("warning: no policy (GPUMigration) among the files"), "{err}");
+}
+
+/// Whatever stands where in a manifest: an answer or an error, never a panic.
+#[test]
+fn no_shape_of_a_manifest_makes_it_panic() {
+    let shapes = ["null", "1", "-1", "\"x\"", "[]", "{}", "[null]", "[1]", "{a: b}", "true", "1e400"];
+    let places = [
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: @}",
+        "{apiVersion: v1, kind: Pod, metadata: @, spec: {containers: []}}",
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu, labels: @}, spec: {containers: [{name: c}]}}",
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: {containers: @}}",
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: {containers: [{name: c, resources: @}]}}",
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpu: @}}}]}}",
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: {nodeSelector: @, tolerations: @, containers: [{name: c, resources: {limits: {nvidia.com/gpu: 1}}}]}}",
+        "{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, namespace: danlu}, spec: {template: @}}",
+        "{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, namespace: danlu}, spec: @}",
+        "{apiVersion: v1, kind: List, items: @}",
+        "{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: x}, spec: @}",
+        "{apiVersion: v1, kind: Namespace, metadata: @}",
+        "@",
+    ];
+    let stream = places
+        .iter()
+        .flat_map(|place| shapes.iter().map(|shape| place.replace('@', shape)))
+        .collect::<Vec<_>>()
+        .join("\n---\n");
+    for output in ["diff", "patch", "yaml", "json"] {
+        let (code, _, err) = run(&["plan", "--policy", "policies.yaml", "-f", "-", "-o", output], &stream);
+        assert_eq!(code, 1, "{err}");
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
