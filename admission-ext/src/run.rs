@@ -229,7 +229,8 @@ impl Served {
 fn init_log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("GPU_MIGRATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     // A second initialisation, in tests, is no error worth dying of.
     let _ = match format {
         LogFormat::Text => log.try_init(),

@@ -1,4 +1,6 @@
 //! What the crate promises, called as the scheduler calls it. One binary, so that it links once.
 
 mod common;
+mod kube;
 mod verbs;
+

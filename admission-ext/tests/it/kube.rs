@@ -1,0 +1,212 @@
+//! What goes over the wire to a real API server: method, path and body of each call, and what its answers mean.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
+use gpu_migrate_admission_ext::engine::Settings;
+use gpu_migrate_admission_ext::kube_api::Kube;
+use gpu_migrate_admission_ext::watch;
+use gpu_migrate_model::names::Dialect;
+use http::{Request, Response, StatusCode};
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use crate::common::*;
+
+type Handle = tower_test::mock::Handle<Request<Body>, Response<Body>>;
+
+/// A client and the server's end of it.
+fn mocked() -> (kube::Client, Handle) {
+    let (service, handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    (kube::Client::new(service, "default"), handle)
+}
+
+fn api(client: kube::Client) -> Kube {
+    Kube::new(client, Dialect::default(), Duration::from_millis(500))
+}
+
+/// Answers the next call; returns what was asked.
+async fn answer(handle: &mut Handle, status: u16, body: Value) -> (String, String, Value) {
+    let (request, send) = handle.next_request().await.expect("a call");
+    let (parts, sent) = request.into_parts();
+    let bytes = sent.collect_bytes().await.unwrap();
+    let sent = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() };
+    let text = serde_json::to_vec(&body).unwrap();
+    let response = Response::builder().status(StatusCode::from_u16(status).unwrap());
+    send.send_response(response.header("content-type", "application/json").body(Body::from(text)).unwrap());
+    (parts.method.to_string(), parts.uri.to_string(), sent)
+}
+
+fn failure(code: u16, message: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "x", "code": code})
+}
+
+fn binding() -> Binding {
+    Binding {
+        namespace: "default".into(),
+        name: "p".into(),
+        uid: "uid-p".into(),
+        node: "a".into(),
+        annotations: [("tencent.com/predicate-gpu-idx-0".to_owned(), "3".to_owned())].into(),
+    }
+}
+
+#[tokio::test]
+async fn a_binding_carries_uid_node_and_cards_in_one_post() {
+    let (client, mut handle) = mocked();
+    let server = tokio::spawn(async move {
+        answer(&mut handle, 201, json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})).await
+    });
+    assert_eq!(api(client).bind(&binding()).await, Ok(()));
+    let (method, path, body) = server.await.unwrap();
+    assert_eq!((method.as_str(), path.as_str()), ("POST", "/api/v1/namespaces/default/pods/p/binding?"));
+    assert_eq!(body["metadata"]["uid"], "uid-p");
+    assert_eq!(body["metadata"]["annotations"], json!({"tencent.com/predicate-gpu-idx-0": "3"}));
+    assert_eq!(body["target"], json!({"apiVersion": "v1", "kind": "Node", "name": "a"}));
+}
+
+#[tokio::test]
+async fn answers_say_made_not_made_or_unknown() {
+    let table = [
+        (409, BindFailure::Conflict("no".into())),
+        (404, BindFailure::Refused("no".into())),
+        (403, BindFailure::Refused("no".into())),
+        (422, BindFailure::Refused("no".into())),
+        (429, BindFailure::Unknown("no".into())),
+        (500, BindFailure::Unknown("no".into())),
+        (504, BindFailure::Unknown("no".into())),
+    ];
+    for (code, expected) in table {
+        let (client, mut handle) = mocked();
+        tokio::spawn(async move { answer(&mut handle, code, failure(code, "no")).await });
+        assert_eq!(api(client).bind(&binding()).await, Err(expected), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn no_answer_in_time_is_unknown() {
+    let (client, handle) = mocked();
+    let failure = api(client).bind(&binding()).await.unwrap_err();
+    assert!(matches!(failure, BindFailure::Unknown(_)), "{failure}");
+    drop(handle);
+}
+
+#[tokio::test]
+async fn a_pod_of_the_same_name_is_not_the_same_pod() {
+    for (uid, same) in [("uid-p", true), ("uid-of-another", false)] {
+        let (client, mut handle) = mocked();
+        let pod = bound(shared("p", &[(50, 4)]), "a", "1");
+        let server = tokio::spawn(async move { answer(&mut handle, 200, pod).await });
+        let found = api(client).look_up("default", "p", uid).await.unwrap();
+        assert_eq!(matches!(&found, Found::Pod(pod) if pod.node.as_deref() == Some("a")), same);
+        assert_eq!(server.await.unwrap().1, "/api/v1/namespaces/default/pods/p");
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_touched_by_one_annotation() {
+    let (client, mut handle) = mocked();
+    let server = tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "a"}})).await });
+    api(client).touch_node("a").await.unwrap();
+    let (method, path, body) = server.await.unwrap();
+    assert_eq!((method.as_str(), path.as_str()), ("PATCH", "/api/v1/nodes/a?"));
+    assert!(body["metadata"]["annotations"]["gpu-migrate.io/cards-generation"].is_string());
+    assert_eq!(body.as_object().unwrap().len(), 1, "nothing else: {body}");
+}
+
+#[tokio::test]
+async fn a_gate_is_lifted_by_its_name_and_only_from_this_pod() {
+    let (client, mut handle) = mocked();
+    let server = tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "p"}})).await });
+    let engine = engine(&[shared("p", &[(50, 4)])]);
+    let pod = engine.read(|cluster| Arc::clone(cluster.pod("uid-p").unwrap()));
+    api(client).lift_gate(&pod).await.unwrap();
+    let (_, path, body) = server.await.unwrap();
+    assert_eq!(path, "/api/v1/namespaces/default/pods/p?");
+    assert_eq!(body["metadata"]["uid"], "uid-p");
+    assert_eq!(body["spec"]["schedulingGates"], json!([{"$patch": "delete", "name": "gpu-migrate.io/gang"}]));
+}
+
+/// Answers list calls from `lists`, and each first watch with `events`; later watches hang.
+async fn serve_watches(mut handle: Handle, pods: Vec<Value>, nodes: Vec<Value>, shadows: Option<Vec<Value>>, events: Vec<Value>) {
+    let mut watched = false;
+    while let Some((request, send)) = handle.next_request().await {
+        let uri = request.uri().to_string();
+        let watching = uri.contains("watch=true");
+        let (status, text) = if watching {
+            if !uri.contains("/pods") || watched {
+                // Kept open: the test has what it needs.
+                std::mem::forget(send);
+                continue;
+            }
+            watched = true;
+            assert!(uri.contains("fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"), "{uri}");
+            (200, events.iter().map(|event| format!("{event}\n")).collect::<String>())
+        } else {
+            let items = match () {
+                () if uri.contains("/pods") => Some(&pods),
+                () if uri.contains("/nodes") => Some(&nodes),
+                () => shadows.as_ref(),
+            };
+            match items {
+                Some(items) => (200, json!({"metadata": {"resourceVersion": "7"}, "items": items}).to_string()),
+                None => (404, failure(404, "no such resource").to_string()),
+            }
+        };
+        send.send_response(Response::builder().status(status).body(Body::from(text.into_bytes())).unwrap());
+    }
+}
+
+async fn until(what: &str, mut met: impl FnMut() -> bool) {
+    for _ in 0..200 {
+        if met() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn lists_and_events_become_books() {
+    let version = |mut object: Value| {
+        object["metadata"]["resourceVersion"] = json!("7");
+        object
+    };
+    let (client, handle) = mocked();
+    let pods = vec![version(bound(shared("old", &[(50, 4)]), "a", "0")), version(shared("new", &[(30, 4)]))];
+    let nodes = vec![version(node("a", 2, 16))];
+    let shadows = vec![version(shadow("a", 2, 16, &[]))];
+    let mut finished = bound(shared("old", &[(50, 4)]), "a", "0");
+    finished["status"]["phase"] = json!("Succeeded");
+    let events = vec![
+        json!({"type": "MODIFIED", "object": version(bound(shared("new", &[(30, 4)]), "a", "1"))}),
+        json!({"type": "DELETED", "object": version(finished)}),
+    ];
+    tokio::spawn(serve_watches(handle, pods, nodes, Some(shadows), events));
+    let engine = engine_with(Arc::new(api(client.clone())), Settings::default(), &[]);
+    engine.set_synced(false);
+    tokio::spawn(watch::run(Arc::clone(&engine), client));
+    until("synced", || engine.is_ready()).await;
+    let left = || {
+        engine.read(|cluster| {
+            let slot = cluster.slot("a").unwrap();
+            slot.books.cards.iter().map(|card| card.cores_left.0).collect::<Vec<_>>()
+        })
+    };
+    until("the finished pod gone and the new one placed", || left() == [100, 70]).await;
+}
+
+#[tokio::test]
+async fn without_the_definition_of_shadows_nodes_are_known_by_capacity() {
+    let (client, handle) = mocked();
+    let mut a = node("a", 2, 16);
+    a["metadata"]["resourceVersion"] = json!("7");
+    tokio::spawn(serve_watches(handle, vec![], vec![a], None, vec![]));
+    let engine = engine_with(Arc::new(api(client.clone())), Settings::default(), &[]);
+    engine.set_synced(false);
+    tokio::spawn(watch::run(Arc::clone(&engine), client));
+    until("synced", || engine.is_ready()).await;
+    assert_eq!(passing(&engine, &shared("p", &[(200, 0)]), &["a"]), ["a"]);
+}
