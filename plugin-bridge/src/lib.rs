@@ -1,6 +1,17 @@
 //! Node agent: one ledger, two device plugins, between the kubelet and the NVIDIA plugin.
+//!
+//! [`decide`] is the pure core; everything else carries bytes to it and from it. [`agent::run`] is the whole.
 
+pub mod agent;
+pub mod args;
 pub mod checkpoint;
+pub mod cluster;
 pub mod decide;
+pub mod http;
+pub mod inventory;
 pub mod kubelet;
+pub mod metrics;
+pub mod node;
+pub mod nvidia;
+pub mod plugins;
 pub mod proto;

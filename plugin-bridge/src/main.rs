@@ -1,3 +1,46 @@
-//! Placeholder until the library is there.
+//! `gpu-migrate-bridge`: arguments, logging, signals; everything else is the library.
 
-fn main() {}
+use anyhow::Context;
+use clap::Parser;
+use gpu_migrate_plugin_bridge::agent;
+use gpu_migrate_plugin_bridge::args::{Args, LogFormat};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let filter = EnvFilter::try_from_env("GPU_MIGRATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+    // An error here means that one is installed, which is as well.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("the runtime cannot be started")?;
+    runtime.block_on(async {
+        let stop = CancellationToken::new();
+        stop_on_signal(stop.clone()).context("signals cannot be handled")?;
+        agent::run(args, stop).await.context("gpu-migrate-bridge")
+    })
+}
+
+/// The first signal ends in order, the second at once.
+fn stop_on_signal(stop: CancellationToken) -> std::io::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        for round in 0.. {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+            if round > 0 {
+                std::process::exit(130);
+            }
+            stop.cancel();
+        }
+    });
+    Ok(())
+}

@@ -112,6 +112,11 @@ impl Books {
         self.journal = deviations;
     }
 
+    /// Which card each part (MIG device) is on, where its ID does not say.
+    pub fn set_parts(&mut self, parts: BTreeMap<String, CardIndex>) {
+        self.parts = parts;
+    }
+
     /// The ledger, to look at.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {

@@ -82,6 +82,34 @@ impl Books {
         Err(Refusal::NoRoom { resource: resource.to_owned(), size: ids.len(), why: why.to_string() })
     }
 
+    /// NVIDIA's plugin is gone: what it listed stays known, and may not be handed out.
+    pub fn upstream_lost(&mut self, resource: &str) {
+        for device in self.upstream.get_mut(resource).into_iter().flatten() {
+            device.healthy = false;
+        }
+        self.touch();
+    }
+
+    /// Withdraws a resource for a moment: whoever asks for it now would run into the same failure.
+    pub fn withdraw_resource(&mut self, resource: &str, now: Millis) {
+        self.withdraw(resource, now);
+    }
+
+    /// The devices that were really given where the kubelet has these in its book.
+    #[must_use]
+    pub fn given_for(&self, resource: &str, ids: &[String]) -> Vec<String> {
+        let kind = Resource::Legacy(resource.into());
+        let keys: BTreeSet<DeviceKey> = ids.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
+        let grant = self.grants.values().rfind(|g| g.resource == kind && g.kubelet == keys);
+        grant.filter(|g| g.deviates()).map_or_else(|| ids.to_vec(), |g| self.ids_of(&g.actual))
+    }
+
+    /// The card on which a device lies, if it is one of this node's.
+    #[must_use]
+    pub fn card_of_device(&self, key: &DeviceKey) -> Option<CardIndex> {
+        self.card_of(key)
+    }
+
     /// Takes a promise back whose answer was never given.
     pub fn take_back(&mut self, grant: GrantId) {
         self.release(grant);

@@ -21,7 +21,7 @@ pub use devices::ListedDevice;
 pub use grants::{DeviceKey, Grant, GrantId, Resource};
 pub use legacy::LegacyGrant;
 pub use pods::{ContainerView, PodPhase, PodView};
-pub use report::{Drift, HolderReport, PodNote};
+pub use report::{Drift, PodNote};
 pub use shared::{Refusal, SharedGrant};
 
 /// Milliseconds on a clock that only goes forward; the caller's.

@@ -6,7 +6,7 @@ use gpu_migrate_model::annotation::{card_key, write_cards};
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::names;
-use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+use gpu_migrate_model::units::CardIndex;
 
 use super::grants::{DeviceKey, Grant, Resource};
 use super::{Books, Millis};
@@ -24,27 +24,6 @@ pub struct PodNote {
     pub uid: String,
     /// What to set.
     pub annotations: BTreeMap<String, String>,
-}
-
-/// One container on one card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HolderReport {
-    /// The card.
-    pub card: CardIndex,
-    /// Namespace of the pod; empty while unknown.
-    pub namespace: String,
-    /// Name of the pod; empty while unknown.
-    pub pod: String,
-    /// UID of the pod; empty while unknown.
-    pub uid: String,
-    /// Name of the container; empty while unknown.
-    pub container: String,
-    /// Compute; a whole card for a legacy holder.
-    pub cores: Cores,
-    /// Memory; the whole card's for a legacy holder.
-    pub blocks: Blocks,
-    /// Holds the card through one of NVIDIA's resources.
-    pub legacy: bool,
 }
 
 /// A card about which the sources do not agree.
@@ -115,41 +94,20 @@ impl Books {
             .collect()
     }
 
-    /// Every container on every card, by the ledger.
+    /// Namespace and name of the pod behind a holder's UID in the ledger, as far as known.
     #[must_use]
-    pub fn holders(&self) -> Vec<HolderReport> {
-        let mut reports = Vec::new();
-        for card in self.ledger.indexes() {
-            for (holder, hold) in self.ledger.holds(card) {
-                let (cores, blocks, legacy) = match hold {
-                    gpu_migrate_model::ledger::Hold::Legacy(_) => {
-                        (Cores::CARD, self.ledger.card(card).map(|c| c.blocks()).unwrap_or_default(), true)
-                    }
-                    gpu_migrate_model::ledger::Hold::Share { cores, blocks, .. } => (*cores, *blocks, false),
-                };
-                let who = self.known(holder);
-                let (namespace, pod) = who.and_then(|h| self.pods.name_of(&h.pod_uid)).unwrap_or_default();
-                reports.push(HolderReport {
-                    card,
-                    namespace: namespace.to_owned(),
-                    pod: pod.to_owned(),
-                    uid: who.map(|h| h.pod_uid.clone()).unwrap_or_default(),
-                    container: who.map(|h| h.container.clone()).unwrap_or_default(),
-                    cores,
-                    blocks,
-                    legacy,
-                });
-            }
-        }
-        reports
+    pub fn pod_name(&self, uid: &str) -> Option<(String, String)> {
+        let probably = || self.grants.values().find(|g| g.holder.pod_uid == uid)?.candidate.as_ref();
+        let uid = if uid.starts_with('?') { &probably()?.pod_uid } else { uid };
+        self.pods.name_of(uid).map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
     }
 
-    /// The container behind a holder in the ledger: itself, or the one that a stand-in is probably for.
-    fn known<'a>(&'a self, holder: &'a HolderId) -> Option<&'a HolderId> {
-        if !holder.pod_uid.starts_with('?') {
-            return Some(holder);
-        }
-        self.grants.values().find(|g| g.holder == *holder)?.candidate.as_ref()
+    /// The container that has exactly these devices, once the kubelet's book or its API has named it.
+    #[must_use]
+    pub fn holder_of(&self, resource: &Resource, ids: &[String]) -> Option<HolderId> {
+        let keys: BTreeSet<DeviceKey> = ids.iter().filter_map(|id| self.key(resource, id)).collect();
+        let same = self.grants.values().filter(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
+        same.last().map(|g| g.holder.clone())
     }
 
     /// Where the ledger, pod-resources and the pods do not agree, by card. Promises younger than `settled` are left out.

@@ -1,0 +1,313 @@
+//! The whole agent: what is started, in which order, and how it ends.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_migrate_model::card::Health;
+use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_model::units::CardIndex;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Args;
+use crate::cluster::publish::Fixed;
+use crate::cluster::{cordon, pods, publish};
+use crate::decide::{Books, Resource, Settings};
+use crate::http::{self, Pages};
+use crate::inventory::{self, Inventory, InventoryError};
+use crate::kubelet::directory::{DirectoryWatch, Stamp};
+use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
+use crate::metrics::Metrics;
+use crate::node::{Node, Paths, StateError};
+use crate::nvidia::{Upstreams, run_registrar};
+use crate::plugins::answer::AnswerStyle;
+use crate::plugins::legacy::LegacyPlugin;
+use crate::plugins::shared::SharedPlugin;
+
+/// Time passes: holders are looked at again this often, whatever else happens.
+const TICK: Duration = Duration::from_secs(1);
+/// Pod-resources is asked this often without a reason, to compare.
+const COMPARE: Duration = Duration::from_secs(15);
+/// Promises younger than this are not compared: sources follow one another.
+const SETTLED: u64 = 10_000;
+
+/// Why the agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The cards are not known.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// Our own file cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// No API server is configured.
+    #[error("no way to the API server: {0}; give --kubeconfig, or --pods-file to work without one")]
+    Client(String),
+    /// A part that should run for ever ended.
+    #[error("{0} ended; the agent stops so that it is started anew")]
+    Ended(&'static str),
+}
+
+/// Runs the agent until `stop`.
+///
+/// # Errors
+/// [`AgentError`].
+pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> {
+    let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
+    let node = open(&args, &inventory)?;
+    tracing::info!(
+        node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
+        holders = node.with(|books, _| books.grants().count()), "books are open"
+    );
+    let style = Arc::new(args.style());
+    let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
+    let health = watcher.start(node.clone(), stop.clone());
+    let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
+    let mut tasks = Tasks::new(stop.clone());
+
+    let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
+        .map(|resource| serve_shared(&mut tasks, &node, resource, style.clone(), &directory))
+        .into();
+    tasks.spawn("the registration of NVIDIA's plugin", run_registrar(upstreams.clone(), directory.clone(), stop.clone()));
+    tasks.spawn("the plugins of NVIDIA's resources", serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()));
+    tasks.spawn("the reader of the kubelet's book", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
+    let (drift_sender, drift) = watch::channel(Vec::new());
+    tasks.spawn("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
+
+    let fixed = Fixed {
+        node_name: args.node_name.clone(),
+        isolation: "none".to_owned(),
+        driver_version: inventory.driver_version.clone(),
+        cuda_version: inventory.cuda_version.clone(),
+    };
+    match &args.pods_file {
+        Some(path) => tasks.spawn("the reader of the pods file", pods::follow_file(path.clone(), node.clone(), stop.clone())),
+        None => {
+            let client = client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
+            let name = args.node_name.clone();
+            tasks.spawn("the watch of pods", pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
+            tasks.spawn("the watch of the node", cordon::follow(client.clone(), name, node.clone(), stop.clone()));
+            let publisher =
+                publish::run(client, node.clone(), upstreams.clone(), fixed.clone(), drift.clone(), stop.clone());
+            tasks.spawn("the publisher", publisher);
+        }
+    }
+    if !args.metrics_bind.is_empty() {
+        let pages = pages(&node, &upstreams, fixed, drift, standings);
+        let (address, stop) = (args.metrics_bind.clone(), stop.clone());
+        tasks.spawn("the metrics server", async move {
+            if let Err(error) = http::serve(&address, pages, stop).await {
+                tracing::error!(%address, %error, "metrics and health cannot be served");
+            }
+        });
+    }
+    tasks.outlive().await
+}
+
+/// The books of this node, from what earlier lives and the kubelet left on disk.
+fn open(args: &Args, inventory: &Inventory) -> Result<Arc<Node>, StateError> {
+    let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
+    let mut books = Books::new(settings, inventory.cards.clone(), &inventory.topology);
+    books.set_parts(inventory.parts.clone());
+    for (position, health) in inventory.health.iter().enumerate() {
+        if *health == Health::Unhealthy {
+            books.set_health(CardIndex::from(position), *health);
+        }
+    }
+    let state = args.state_dir.clone().unwrap_or_else(|| args.kubelet_dir.join("plugins/gpu-migrate"));
+    let paths = Paths { kubelet: args.kubelet_dir.clone(), state };
+    Node::start(paths, books, inventory.topology.clone(), Metrics::default())
+}
+
+async fn client(kubeconfig: Option<&Path>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    let config = match kubeconfig {
+        None => kube::Config::infer().await?,
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)?;
+            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?
+        }
+    };
+    Ok(Client::try_from(config)?)
+}
+
+fn serve_shared(
+    tasks: &mut Tasks,
+    node: &Arc<Node>,
+    resource: SharedResource,
+    style: Arc<AnswerStyle>,
+    directory: &DirectoryWatch,
+) -> watch::Receiver<Standing> {
+    let name = node.with(|books, _| books.resource_name(&Resource::Shared(resource)).to_owned());
+    let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
+    let (sender, standing) = watch::channel(Standing::default());
+    let (of_service, stop) = (node.clone(), tasks.stop.clone());
+    let make = Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, style.clone(), streams));
+    tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
+    standing
+}
+
+/// One endpoint for each resource that NVIDIA's plugin has ever registered; they stay while it is away.
+async fn serve_legacy(
+    node: Arc<Node>,
+    upstreams: Arc<Upstreams>,
+    mut announced: tokio::sync::mpsc::UnboundedReceiver<String>,
+    directory: DirectoryWatch,
+    stop: CancellationToken,
+) {
+    let mut served: std::collections::BTreeMap<String, watch::Receiver<Standing>> = Default::default();
+    loop {
+        let resource = tokio::select! {
+            resource = announced.recv() => match resource { Some(r) => r, None => return },
+            () = stop.cancelled() => return,
+        };
+        if served.contains_key(&resource) {
+            continue;
+        }
+        let spec = EndpointSpec {
+            socket: socket_name(&resource),
+            resource: resource.clone(),
+            options: LegacyPlugin::options(&upstreams, &resource),
+        };
+        let (sender, standing) = watch::channel(Standing::default());
+        let (node, upstreams, name) = (node.clone(), upstreams.clone(), resource.clone());
+        let make =
+            Arc::new(move |streams| LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams));
+        tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, stop.clone()));
+        served.insert(resource, standing);
+    }
+}
+
+/// `gpu-migrate-nvidia.com_gpu.sock`.
+fn socket_name(resource: &str) -> String {
+    format!("gpu-migrate-{}.sock", resource.replace('/', "_"))
+}
+
+/// Reads the kubelet's book when it changes, notices new kubelets, and lets time pass.
+async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: CancellationToken) {
+    let socket = directory.path().join("kubelet.sock");
+    let mut kubelet = Stamp::of(&socket);
+    loop {
+        node.read_book();
+        let now = Stamp::of(&socket);
+        if now.is_some() && now != kubelet {
+            tracing::info!("the kubelet started anew");
+            node.with(|books, at| books.observe_kubelet_start(at));
+            node.reread_book();
+            kubelet = now;
+        }
+        tokio::select! {
+            () = directory.changed() => {}
+            () = tokio::time::sleep(TICK) => node.with(|books, now| books.reconcile(now)),
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// Asks pod-resources when that could free something, and now and then to compare.
+async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
+    let mut changes = node.changes();
+    let mut next = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep_until(next) => {}
+            () = stop.cancelled() => return,
+        }
+        changes.borrow_and_update();
+        let due = tokio::time::Instant::now() >= next;
+        let wanted = node.with(|books, now| { books.reconcile(now); books.wants_list() });
+        if !due && !wanted {
+            continue;
+        }
+        next = tokio::time::Instant::now() + if wanted { TICK } else { COMPARE };
+        match node.ask_pod_resources().await {
+            Ok(rows) => {
+                let found = node.with(|books, now| books.drift(&rows, SETTLED, now));
+                report_drift(&node, &found, &drift);
+                if let Err(error) = node.write_deviations() {
+                    tracing::warn!(%error, "nvidia_checkpoint could not be brought up to date");
+                }
+            }
+            Err(error) => tracing::debug!(%error, "pod-resources did not answer"),
+        }
+        // Lists are not asked for in a loop, however often the books change.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Sender<Vec<String>>) {
+    let cards = node.with(|books, _| books.ledger().len());
+    for card in 0..cards {
+        let count = found.iter().filter(|d| d.card.position() == card).count();
+        node.metrics.drift(&card.to_string(), i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    let text: Vec<String> = found.iter().map(|d| format!("{}: {}", d.card, d.what)).collect();
+    drift.send_if_modified(|before| {
+        let changed = *before != text;
+        if changed {
+            for line in &text {
+                tracing::warn!(drift = %line, "sources disagree");
+            }
+            *before = text;
+        }
+        changed
+    });
+}
+
+fn pages(
+    node: &Arc<Node>,
+    upstreams: &Arc<Upstreams>,
+    fixed: Fixed,
+    drift: watch::Receiver<Vec<String>>,
+    standings: Vec<watch::Receiver<Standing>>,
+) -> Pages {
+    let (of_cards, upstreams) = (node.clone(), upstreams.clone());
+    Pages {
+        metrics: node.metrics.clone(),
+        ready: Arc::new(move || {
+            if standings.iter().all(|s| s.borrow().registered) {
+                Ok(())
+            } else {
+                Err("not registered with the kubelet (is it running?)".to_owned())
+            }
+        }),
+        cards: Arc::new(move || publish::status(&of_cards, &upstreams, &fixed, &drift.borrow())),
+    }
+}
+
+/// Tasks that should run for ever; the first that ends, ends the agent.
+struct Tasks {
+    set: JoinSet<&'static str>,
+    stop: CancellationToken,
+}
+
+impl Tasks {
+    fn new(stop: CancellationToken) -> Self {
+        Self { set: JoinSet::new(), stop }
+    }
+
+    fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.set.spawn(async move {
+            task.await;
+            name
+        });
+    }
+
+    async fn outlive(mut self) -> Result<(), AgentError> {
+        let first = self.set.join_next().await;
+        let asked = self.stop.is_cancelled();
+        self.stop.cancel();
+        let rest = async { while self.set.join_next().await.is_some() {} };
+        if tokio::time::timeout(Duration::from_secs(3), rest).await.is_err() {
+            tracing::warn!("some parts did not end in time");
+        }
+        match first {
+            _ if asked => Ok(()),
+            Some(Ok(name)) => Err(AgentError::Ended(name)),
+            _ => Err(AgentError::Ended("a part")),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The command line, and the same by environment.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
+
+/// Node agent of gpu-migrate: keeps the one ledger of this node's cards and serves both kinds of GPU resources to the kubelet.
+///
+/// It registers tencent.com/vcuda-core and tencent.com/vcuda-memory with the kubelet, and stands between the kubelet and the
+/// unmodified NVIDIA device plugin: set KUBELET_SOCKET of its DaemonSet to
+/// /var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpu-migrate-bridge", version, about, long_about)]
+pub struct Args {
+    /// Name of this node in the cluster.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: String,
+    /// The kubelet's root directory.
+    #[arg(long, env = "GPU_MIGRATE_KUBELET_DIR", default_value = "/var/lib/kubelet", value_name = "DIR")]
+    pub kubelet_dir: PathBuf,
+    /// Where nvidia_checkpoint is kept [default: <kubelet-dir>/plugins/gpu-migrate].
+    #[arg(long, env = "GPU_MIGRATE_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// The cards: "nvml", or a YAML or JSON file that lists them.
+    #[arg(long, env = "GPU_MIGRATE_INVENTORY", default_value = "nvml", value_name = "nvml|FILE")]
+    pub inventory: String,
+    /// Another NVML library than the driver's libnvidia-ml.so.1.
+    #[arg(long, env = "GPU_MIGRATE_NVML", value_name = "FILE")]
+    pub nvml_library: Option<PathBuf>,
+    /// Work without an API server: the node's pods are read from this file (a List of Pods) whenever it changes.
+    #[arg(long, env = "GPU_MIGRATE_PODS_FILE", value_name = "FILE", conflicts_with = "kubeconfig")]
+    pub pods_file: Option<PathBuf>,
+    /// How to reach the API server [default: KUBECONFIG, else the pod's service account].
+    #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// How shared containers are shown their cards.
+    #[arg(long, env = "GPU_MIGRATE_DEVICE_LIST_STRATEGY", value_delimiter = ',', default_value = "envvar")]
+    pub device_list_strategy: Vec<ListStrategy>,
+    /// How a card is named to the container runtime.
+    #[arg(long, env = "GPU_MIGRATE_DEVICE_ID_STRATEGY", default_value = "uuid")]
+    pub device_id_strategy: IdStrategy,
+    /// Also name the device nodes of the cards in the answer.
+    #[arg(long, env = "GPU_MIGRATE_PASS_DEVICE_SPECS")]
+    pub pass_device_specs: bool,
+    /// Tell the kubelet on which NUMA node each share lies (a topology manager may then narrow the extender's choice).
+    #[arg(long, env = "GPU_MIGRATE_NUMA_HINTS")]
+    pub numa_hints: bool,
+    /// Where /livez, /readyz, /metrics and /cards are served; empty: nowhere.
+    #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9404", value_name = "ADDR")]
+    pub metrics_bind: String,
+    /// Form of the log lines; GPU_MIGRATE_LOG sets what is logged (default "info").
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+impl Args {
+    /// How answers are made.
+    #[must_use]
+    pub fn style(&self) -> AnswerStyle {
+        AnswerStyle {
+            lists: self.device_list_strategy.clone(),
+            ids: self.device_id_strategy,
+            device_specs: self.pass_device_specs,
+            ..AnswerStyle::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,82 @@
+//! The node's own annotation that takes cards out of new allocation.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use gpu_migrate_model::ledger::Ledger;
+use gpu_migrate_model::names::CORDONED_CARDS;
+use gpu_migrate_model::units::CardIndex;
+use k8s_openapi::api::core::v1::Node as ApiNode;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::WatchStreamExt;
+use kube::{Api, Client, ResourceExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::node::Node;
+
+/// The cards that an annotation's value names, by index or UUID; what is no card is returned beside.
+#[must_use]
+pub fn cordoned(value: &str, ledger: &Ledger) -> (BTreeSet<CardIndex>, Vec<String>) {
+    let mut cards = BTreeSet::new();
+    let mut unknown = Vec::new();
+    for word in value.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        let by_index = word.parse().ok().map(CardIndex).filter(|card| ledger.card(*card).is_some());
+        match by_index.or_else(|| ledger.find(word)) {
+            Some(card) => {
+                cards.insert(card);
+            }
+            None => unknown.push(word.to_owned()),
+        }
+    }
+    (cards, unknown)
+}
+
+/// Follows the annotation of this node's Node, for ever.
+pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
+    let api: Api<PartialObjectMeta<ApiNode>> = Api::all(client);
+    let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
+    let mut last = None;
+    let handled = watcher(api, config).default_backoff().for_each(|event| {
+        if let Ok(Event::InitApply(object) | Event::Apply(object)) = event {
+            let value = annotation(&object);
+            if last.as_ref() != Some(&value) {
+                cordon(&node, &value);
+                last = Some(value);
+            }
+        }
+        futures::future::ready(())
+    });
+    tokio::select! { () = handled => {}, () = stop.cancelled() => {} }
+}
+
+fn cordon(node: &Node, value: &str) {
+    node.with(|books, _| {
+        let (cards, unknown) = cordoned(value, books.ledger());
+        if !unknown.is_empty() {
+            tracing::warn!(annotation = CORDONED_CARDS, ?unknown, "expected card indexes or UUIDs of this node");
+        }
+        books.set_cordoned(&cards);
+    });
+}
+
+fn annotation(object: &PartialObjectMeta<ApiNode>) -> String {
+    object.annotations().get(CORDONED_CARDS).cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpu_migrate_model::card::Card;
+
+    #[test]
+    fn cards_are_named_by_index_or_uuid() {
+        let card = |minor: u32| Card { uuid: format!("GPU-{minor}"), minor, ..Card::default() };
+        let ledger = Ledger::new((0..4).map(card).collect());
+        let (cards, unknown) = cordoned("1, GPU-3,7,GPU-9,,", &ledger);
+        assert_eq!(cards, BTreeSet::from([CardIndex(1), CardIndex(3)]));
+        assert_eq!(unknown, ["7", "GPU-9"]);
+        assert!(cordoned("", &ledger).0.is_empty());
+    }
+}

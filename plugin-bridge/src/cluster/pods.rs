@@ -1,0 +1,179 @@
+//! The node's pods: from a watch that asks for this node's alone, or from a file.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gpu_migrate_model::annotation::Choice;
+use gpu_migrate_model::ask::PodAsk;
+use gpu_migrate_model::names::Dialect;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::decide::{ContainerView, PodPhase, PodView};
+use crate::kubelet::directory::Stamp;
+use crate::node::Node;
+
+/// The annotation by which a mirror pod names the UID that the kubelet uses for a static pod.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// What deciding needs of a pod. A pod whose requests make no sense is shown without any: the kubelet refuses it.
+#[must_use]
+pub fn view(pod: &Pod, dialect: &Dialect) -> PodView {
+    let annotations = pod.annotations();
+    let ask = PodAsk::of(pod, dialect).unwrap_or_default();
+    let choice = Choice::read(annotations, &ask).ok().flatten().unwrap_or_default();
+    let status = pod.status.as_ref();
+    let phase = match status.and_then(|s| s.phase.as_deref()) {
+        Some("Running") => PodPhase::Running,
+        Some("Succeeded") => PodPhase::Succeeded,
+        Some("Failed") => PodPhase::Failed,
+        _ => PodPhase::Pending,
+    };
+    let api_uid = pod.uid().unwrap_or_default();
+    let created = pod.metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_nanosecond());
+    let order = if choice.time > 0 { choice.time } else { u128::try_from(created).unwrap_or(0) };
+    PodView {
+        uid: annotations.get(MIRROR).cloned().unwrap_or_else(|| api_uid.clone()),
+        api_uid,
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod.name_any(),
+        phase,
+        reason: status.and_then(|s| s.reason.clone()).unwrap_or_default(),
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        controlled: pod.owner_references().iter().any(|owner| owner.controller == Some(true)),
+        order: u64::try_from(order).unwrap_or(u64::MAX),
+        containers: ask
+            .containers
+            .into_iter()
+            .map(|ask| ContainerView { reserved: choice.cards.get(&ask.name).cloned().unwrap_or_default(), ask })
+            .collect(),
+        annotations: annotations
+            .iter()
+            .filter(|(key, _)| key.starts_with("gpu-migrate.io/") || key.starts_with("tencent.com/"))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+    }
+}
+
+/// Follows the API server's pods of this node, for ever.
+pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
+    let dialect = node.with(|books, _| books.settings().dialect.clone());
+    let api: Api<DeserializeGuard<Pod>> = Api::all(client);
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
+    let mut first: Vec<PodView> = Vec::new();
+    let handled = watcher(api, config).default_backoff().for_each(|event| {
+        match event {
+            Ok(event) => take(event, &mut first, &dialect, &node),
+            // The watcher begins anew by itself; until then decisions go on from what is known.
+            Err(error) => tracing::warn!(%error, "the watch of pods was interrupted"),
+        }
+        futures::future::ready(())
+    });
+    tokio::select! { () = handled => {}, () = stop.cancelled() => {} }
+}
+
+fn take(event: Event<DeserializeGuard<Pod>>, first: &mut Vec<PodView>, dialect: &Dialect, node: &Node) {
+    let seen = |pod: DeserializeGuard<Pod>| match pod.0 {
+        Ok(pod) => Some(view(&pod, dialect)),
+        Err(error) => {
+            tracing::warn!(%error, "a pod is skipped that cannot be read");
+            None
+        }
+    };
+    match event {
+        Event::Init => first.clear(),
+        Event::InitApply(pod) => first.extend(seen(pod)),
+        Event::InitDone => {
+            let pods = std::mem::take(first);
+            tracing::info!(pods = pods.len(), "pods of this node are known");
+            node.with(|books, now| books.observe_pods(pods, now));
+        }
+        Event::Apply(pod) => {
+            if let Some(pod) = seen(pod) {
+                node.with(|books, now| books.observe_pod(pod, now));
+            }
+        }
+        Event::Delete(pod) => {
+            if let Some(pod) = seen(pod) {
+                let uid = pod.uid.clone();
+                node.with(|books, now| {
+                    // The last state comes with the deletion: it says whether the containers had ended.
+                    books.observe_pod(pod, now);
+                    books.observe_pod_gone(&uid, now);
+                });
+            }
+        }
+    }
+}
+
+/// Reads pods from a file whenever it changes: a Kubernetes `List` of Pods, YAML or JSON. A file that cannot be read changes nothing.
+pub async fn follow_file(path: std::path::PathBuf, node: Arc<Node>, stop: CancellationToken) {
+    let dialect = node.with(|books, _| books.settings().dialect.clone());
+    let mut last = None;
+    loop {
+        let stamp = Stamp::of(&path);
+        if stamp != last {
+            match read_file(&path, &dialect) {
+                Ok(pods) => {
+                    last = stamp;
+                    node.with(|books, now| books.observe_pods(pods, now));
+                }
+                Err(error) => tracing::warn!(path = %path.display(), error, "pods file is not used; what was known stays"),
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(500)) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+fn read_file(path: &Path, dialect: &Dialect) -> Result<Vec<PodView>, String> {
+    #[derive(serde::Deserialize)]
+    struct List {
+        items: Vec<Pod>,
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let list: List = serde_saphyr::from_str(&text).map_err(|e| format!("expected a List of Pods: {e}"))?;
+    Ok(list.items.iter().map(|pod| view(pod, dialect)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpu_migrate_model::units::{CardIndex, Cores};
+
+    #[test]
+    fn a_pod_is_seen_with_its_reservation() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": {
+                "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/predicate-time": "17", "other": "x"},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {
+                "tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}}}]},
+            "status": {"phase": "Pending"}
+        }))
+        .unwrap();
+        let seen = view(&pod, &Dialect::default());
+        assert_eq!(seen.containers[0].reserved, [CardIndex(3)]);
+        assert_eq!(seen.containers[0].ask.demand.cores, Cores(50));
+        assert_eq!((seen.order, seen.controlled, seen.annotations.len()), (17, true, 2));
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_the_kubelets_uid() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "uid": "api", "annotations": {"kubernetes.io/config.mirror": "hash"}},
+            "spec": {"containers": []}
+        }))
+        .unwrap();
+        let seen = view(&pod, &Dialect::default());
+        assert_eq!((seen.uid.as_str(), seen.api_uid.as_str()), ("hash", "api"));
+    }
+}

@@ -1,0 +1,215 @@
+//! What the cluster is told: the GPUShadow, annotations on pods, and a touch of the Node when a card gets room.
+//!
+//! All by server-side apply or a merge patch of our own keys: nothing that was read is written back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_migrate_model::crd::{GPUShadow, GPUShadowStatus};
+use gpu_migrate_model::names;
+use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::decide::PodNote;
+use crate::node::Node;
+use crate::nvidia::Upstreams;
+
+/// Our name as a field manager.
+pub const MANAGER: &str = "gpu-migrate-bridge";
+/// At most one GPUShadow in this time.
+const PACE: Duration = Duration::from_secs(1);
+/// The first change after a quiet time goes out after this, with what comes along.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// What stays the same in every report.
+#[derive(Clone, Debug)]
+pub struct Fixed {
+    /// Name of the Node, and of the GPUShadow.
+    pub node_name: String,
+    /// How shares are kept apart.
+    pub isolation: String,
+    /// Version of the driver.
+    pub driver_version: String,
+    /// Version of CUDA.
+    pub cuda_version: String,
+}
+
+/// The status as it is now; condition times are the caller's to settle.
+#[must_use]
+pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String]) -> GPUShadowStatus {
+    let mut status = node.with(|books, _| {
+        GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid))
+    });
+    status.isolation.clone_from(&fixed.isolation);
+    status.driver_version.clone_from(&fixed.driver_version);
+    status.cuda_version.clone_from(&fixed.cuda_version);
+    let standing = upstreams.standing();
+    let bridged: Vec<&str> = standing.iter().filter(|(_, alive)| **alive).map(|(name, _)| name.as_str()).collect();
+    status.conditions = vec![
+        condition("Ready", true, "Serving", "the node agent keeps the books of this node"),
+        condition(
+            "LegacyBridged",
+            !bridged.is_empty(),
+            if bridged.is_empty() { "NotRegistered" } else { "Registered" },
+            &if bridged.is_empty() {
+                "NVIDIA's plugin has not registered with the node agent".to_owned()
+            } else {
+                format!("NVIDIA's plugin serves {}", bridged.join(", "))
+            },
+        ),
+        condition(
+            "Drift",
+            !drift.is_empty(),
+            if drift.is_empty() { "SourcesAgree" } else { "SourcesDisagree" },
+            &if drift.is_empty() { "ledger, kubelet and API agree".to_owned() } else { drift.join("; ") },
+        ),
+    ];
+    status
+}
+
+fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Condition {
+    Condition {
+        type_: type_.to_owned(),
+        status: if holds { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        // The API server's limit is 32 KiB; nobody reads as much.
+        message: message.chars().take(1024).collect(),
+        last_transition_time: Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+/// Publishes changes until `stop`.
+pub async fn run(
+    client: Client,
+    node: Arc<Node>,
+    upstreams: Arc<Upstreams>,
+    fixed: Fixed,
+    drift: tokio::sync::watch::Receiver<Vec<String>>,
+    stop: CancellationToken,
+) {
+    let mut publisher = Publisher { client, node, upstreams, fixed, drift, last: None, freed: 0, owner: None };
+    let mut changes = publisher.node.changes();
+    loop {
+        changes.borrow_and_update();
+        publisher.drift.borrow_and_update();
+        let began = tokio::time::Instant::now();
+        tokio::time::sleep(GATHER).await;
+        if let Err(error) = publisher.publish().await {
+            publisher.node.metrics.publish_failed();
+            tracing::warn!(%error, "the API server could not be told; trying again");
+        } else {
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                changed = publisher.drift.changed() => if changed.is_err() { return },
+                // Someone may have deleted or edited what we wrote.
+                () = tokio::time::sleep(Duration::from_secs(60)) => publisher.last = None,
+                () = stop.cancelled() => return,
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(began + PACE) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+struct Publisher {
+    client: Client,
+    node: Arc<Node>,
+    upstreams: Arc<Upstreams>,
+    fixed: Fixed,
+    drift: tokio::sync::watch::Receiver<Vec<String>>,
+    last: Option<GPUShadowStatus>,
+    freed: u64,
+    owner: Option<serde_json::Value>,
+}
+
+impl Publisher {
+    async fn publish(&mut self) -> kube::Result<()> {
+        let freed = self.node.with(|books, _| books.freed());
+        self.publish_shadow().await?;
+        // After the shadow: a pod that wakes finds the card free in it.
+        if freed != self.freed {
+            self.touch_node(freed).await?;
+            self.freed = freed;
+        }
+        for note in self.node.with(|books, _| books.notes()) {
+            if let Err(error) = self.annotate(&note).await {
+                tracing::warn!(pod = %format!("{}/{}", note.namespace, note.name), %error, "pod was not annotated");
+            }
+        }
+        Ok(())
+    }
+
+    async fn publish_shadow(&mut self) -> kube::Result<()> {
+        let drift = self.drift.borrow().clone();
+        let mut status = status(&self.node, &self.upstreams, &self.fixed, &drift);
+        self.node.metrics.card_states(status.cards.iter().map(|card| card.state));
+        settle_times(&mut status.conditions, self.last.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default());
+        if self.last.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<GPUShadow> = Api::all(self.client.clone());
+        let params = PatchParams::apply(MANAGER).force();
+        let name = self.fixed.node_name.clone();
+        if self.last.is_none() {
+            let owners: Vec<serde_json::Value> = self.owner().await?.into_iter().collect();
+            let object = json!({
+                "apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow",
+                "metadata": {"name": name, "ownerReferences": owners}, "spec": {},
+            });
+            api.patch(&name, &params, &Patch::Apply(&object)).await?;
+        }
+        let object = json!({
+            "apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": name}, "status": status,
+        });
+        api.patch_status(&name, &params, &Patch::Apply(&object)).await?;
+        self.last = Some(status);
+        Ok(())
+    }
+
+    /// The Node owns its shadow: when it goes, the shadow goes.
+    async fn owner(&mut self) -> kube::Result<Option<serde_json::Value>> {
+        if self.owner.is_none() {
+            let nodes: Api<ApiNode> = Api::all(self.client.clone());
+            let found = nodes.get_metadata_opt(&self.fixed.node_name).await?;
+            self.owner = found.map(|node| {
+                json!({"apiVersion": "v1", "kind": "Node", "name": node.name_any(), "uid": node.uid().unwrap_or_default()})
+            });
+        }
+        Ok(self.owner.clone())
+    }
+
+    /// The scheduler retries waiting pods when a Node changes, not when a GPUShadow does.
+    async fn touch_node(&self, freed: u64) -> kube::Result<()> {
+        let nodes: Api<ApiNode> = Api::all(self.client.clone());
+        // The process's own start keeps values of two lives apart.
+        let value = format!("{}-{freed}", std::process::id());
+        let patch = json!({"metadata": {"annotations": {names::CARDS_GENERATION: value}}});
+        nodes.patch_metadata(&self.fixed.node_name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
+    }
+
+    async fn annotate(&self, note: &PodNote) -> kube::Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &note.namespace);
+        let patch = json!({"metadata": {"uid": note.uid, "annotations": note.annotations}});
+        match pods.patch_metadata(&note.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            // Deleted meanwhile, or another pod of the same name.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+}
+
+/// A condition keeps its time for as long as its status stays.
+fn settle_times(conditions: &mut [Condition], before: &[Condition]) {
+    for condition in conditions {
+        let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
+        condition.last_transition_time =
+            same.map_or_else(|| Time(k8s_openapi::jiff::Timestamp::now()), |b| b.last_transition_time.clone());
+    }
+}

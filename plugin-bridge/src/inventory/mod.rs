@@ -1,0 +1,97 @@
+//! What cards this node has, how they are linked, and how they are: from NVML, or from a file.
+
+pub mod file;
+pub mod health;
+pub mod nvml;
+
+use std::collections::BTreeMap;
+
+use gpu_migrate_model::card::{Card, Health};
+use gpu_migrate_model::topology::{LinkLevel, Topology};
+use gpu_migrate_model::units::CardIndex;
+
+/// Everything about the cards that does not change while they are there.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    /// The cards, by minor number; the place in this list is the [`CardIndex`].
+    pub cards: Vec<Card>,
+    /// How they are linked.
+    pub topology: Topology,
+    /// MIG devices and the card each is on.
+    pub parts: BTreeMap<String, CardIndex>,
+    /// Version of the driver; empty where unknown.
+    pub driver_version: String,
+    /// Version of CUDA that the driver supports; empty where unknown.
+    pub cuda_version: String,
+    /// How the cards are at this moment.
+    pub health: Vec<Health>,
+}
+
+/// Why there is no inventory.
+#[derive(Debug, thiserror::Error)]
+pub enum InventoryError {
+    /// The file cannot be read.
+    #[error("inventory file {path}: {source}")]
+    Read {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file says something else than expected.
+    #[error("inventory file {path}: {message}")]
+    Content {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Field, value, and what was expected.
+        message: String,
+    },
+    /// The library is not there, or the driver is not.
+    #[error("NVML: {0}; is the NVIDIA driver installed and libnvidia-ml.so.1 in the library path? (or use --inventory FILE)")]
+    Nvml(#[from] nvml_wrapper::error::NvmlError),
+    /// A card does not tell what must be known.
+    #[error("NVML: card {index}: {what}: {source}")]
+    Card {
+        /// NVML's index.
+        index: u32,
+        /// Which property.
+        what: &'static str,
+        /// What the library said.
+        source: nvml_wrapper::error::NvmlError,
+    },
+    /// The worker that calls NVML ended.
+    #[error("the thread that calls NVML ended unexpectedly")]
+    Worker,
+}
+
+/// The links that NUMA nodes alone suggest, for want of better: near on one node, far otherwise.
+fn by_numa(cards: &[Card]) -> Topology {
+    Topology::from_fn(cards.len(), |a, b| {
+        let numa = |i: CardIndex| cards.get(i.position()).and_then(|c| c.numa);
+        if numa(a).is_some() && numa(a) == numa(b) { LinkLevel::Node } else { LinkLevel::Sys }
+    })
+}
+
+/// Loads the inventory: `nvml`, or the path of a file. What follows its health comes with it.
+///
+/// # Errors
+/// [`InventoryError`].
+pub async fn load(
+    source: &str,
+    library: Option<&std::path::Path>,
+) -> Result<(Inventory, health::Watcher), InventoryError> {
+    if source != "nvml" {
+        let path = std::path::PathBuf::from(source);
+        return Ok((file::read(&path)?, health::Watcher::File(path)));
+    }
+    let library = library.map(std::path::Path::to_path_buf);
+    let read = tokio::task::spawn_blocking(move || {
+        let nvml = match library {
+            None => nvml_wrapper::Nvml::init()?,
+            Some(path) => nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init()?,
+        };
+        let inventory = nvml::read(&nvml)?;
+        Ok((inventory, health::Watcher::Nvml(Box::new(nvml))))
+    });
+    read.await.map_err(|_| InventoryError::Worker)?
+}

@@ -1,0 +1,163 @@
+//! What is counted: `gpu_migrate_bridge_…` in the OpenMetrics text form.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_migrate_model::card::CardState;
+use parking_lot::Mutex;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+/// Seconds: 100 µs to 3 s.
+const BUCKETS: [f64; 13] = [0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    state: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CardLabel {
+    gpu: String,
+}
+
+/// All metrics of the agent. Clones share the same counters.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    allocations: Family<Outcome, Counter>,
+    allocate_seconds: Family<Kind, Histogram>,
+    substitutions: Counter,
+    registrations: Counter,
+    upstream_registrations: Counter,
+    books: Family<Kind, Counter>,
+    cards: Family<State, Gauge>,
+    drift: Family<CardLabel, Gauge>,
+    cleaned: Counter,
+    publish_failures: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            registry: Arc::new(Mutex::new(Registry::with_prefix("gpu_migrate_bridge"))),
+            allocations: Family::default(),
+            allocate_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            substitutions: Counter::default(),
+            registrations: Counter::default(),
+            upstream_registrations: Counter::default(),
+            books: Family::default(),
+            cards: Family::default(),
+            drift: Family::default(),
+            cleaned: Counter::default(),
+            publish_failures: Counter::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) {
+        let mut r = self.registry.lock();
+        r.register("allocations", "Answers to Allocate", self.allocations.clone());
+        r.register("allocate_seconds", "Time to answer an Allocate", self.allocate_seconds.clone());
+        r.register("substitutions", "Allocates answered with other cards than the kubelet asked for", self.substitutions.clone());
+        r.register("registrations", "Registrations with the kubelet", self.registrations.clone());
+        r.register("upstream_registrations", "Registrations of NVIDIA's plugin with us", self.upstream_registrations.clone());
+        r.register("checkpoint_reads", "Readings of the kubelet's checkpoint, by whether it was whole", self.books.clone());
+        r.register("cards", "Cards by state", self.cards.clone());
+        r.register("drift", "Disagreements of sources about a card", self.drift.clone());
+        r.register("cleaned_pods", "Pods deleted that had failed with UnexpectedAdmissionError", self.cleaned.clone());
+        r.register("publish_failures", "Writes to the API server that failed", self.publish_failures.clone());
+        r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+    }
+
+    /// An Allocate was answered. `kind` is `shared` or `legacy`.
+    pub fn allocated(&self, kind: &'static str, ok: bool, took: Duration) {
+        let outcome = if ok { "ok" } else { "refused" };
+        self.allocations.get_or_create(&Outcome { kind, outcome }).inc();
+        self.allocate_seconds.get_or_create(&Kind { kind }).observe(took.as_secs_f64());
+    }
+
+    /// Other cards were given than asked for.
+    pub fn substituted(&self) {
+        self.substitutions.inc();
+    }
+
+    /// The kubelet took a registration.
+    pub fn registered(&self) {
+        self.registrations.inc();
+    }
+
+    /// NVIDIA's plugin registered with us.
+    pub fn upstream_registered(&self) {
+        self.upstream_registrations.inc();
+    }
+
+    /// The kubelet's book was read, or refused.
+    pub fn book_read(&self, whole: bool) {
+        self.books.get_or_create(&Kind { kind: if whole { "whole" } else { "refused" } }).inc();
+    }
+
+    /// How many cards are in each state.
+    pub fn card_states(&self, states: impl Iterator<Item = CardState>) {
+        let mut counts = [
+            CardState::Free,
+            CardState::Legacy,
+            CardState::Shared,
+            CardState::Unhealthy,
+            CardState::Cordoned,
+            CardState::Disputed,
+        ]
+        .map(|state| (state, 0));
+        for state in states {
+            for (known, count) in &mut counts {
+                *count += i64::from(*known == state);
+            }
+        }
+        for (state, count) in counts {
+            self.cards.get_or_create(&State { state: format!("{state:?}") }).set(count);
+        }
+    }
+
+    /// How many disagreements there are about a card.
+    pub fn drift(&self, card: &str, count: i64) {
+        self.drift.get_or_create(&CardLabel { gpu: card.to_owned() }).set(count);
+    }
+
+    /// A failed pod was cleaned up.
+    pub fn cleaned(&self) {
+        self.cleaned.inc();
+    }
+
+    /// A write to the API server failed.
+    pub fn publish_failed(&self) {
+        self.publish_failures.inc();
+    }
+
+    /// The OpenMetrics text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry.lock());
+        text
+    }
+}

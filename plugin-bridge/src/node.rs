@@ -1,0 +1,232 @@
+//! The one live ledger of the node behind a lock that is held for a decision and never across I/O, and its two files.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gpu_migrate_model::topology::Topology;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::checkpoint::{self, Checkpoint, CheckpointError, DeviationFile};
+use crate::decide::{Books, Millis};
+use crate::kubelet::directory::Stamp;
+use crate::kubelet::podresources;
+use crate::metrics::Metrics;
+
+/// Where the kubelet's and our own files and sockets are.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// The kubelet's root, `/var/lib/kubelet`.
+    pub kubelet: PathBuf,
+    /// Our own state: `nvidia_checkpoint`.
+    pub state: PathBuf,
+}
+
+impl Paths {
+    /// Sockets of plugins, and the kubelet's book.
+    #[must_use]
+    pub fn device_plugins(&self) -> PathBuf {
+        self.kubelet.join("device-plugins")
+    }
+
+    /// The kubelet's book of devices.
+    #[must_use]
+    pub fn book(&self) -> PathBuf {
+        self.device_plugins().join(checkpoint::FILE_NAME)
+    }
+
+    /// The socket of the pod-resources API.
+    #[must_use]
+    pub fn pod_resources(&self) -> PathBuf {
+        self.kubelet.join("pod-resources/kubelet.sock")
+    }
+
+    /// Our book of deviations.
+    #[must_use]
+    pub fn deviations(&self) -> PathBuf {
+        self.state.join("nvidia_checkpoint")
+    }
+}
+
+/// A file of ours that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Reading or writing failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Its content is not ours.
+    #[error("{path} is not readable: {source}; move it away to start without the deviations it records")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What was expected.
+        source: serde_json::Error,
+    },
+}
+
+/// The live node. Shared by all services.
+#[derive(Debug)]
+pub struct Node {
+    /// Where files and sockets are.
+    pub paths: Paths,
+    /// The links between cards, for reports.
+    pub topology: Topology,
+    /// What is counted.
+    pub metrics: Metrics,
+    books: Mutex<Books>,
+    version: watch::Sender<u64>,
+    /// Serialises writers of the file of deviations; taken before `books`.
+    writer: Mutex<DeviationFile>,
+    read: Mutex<Option<Stamp>>,
+    started: Instant,
+}
+
+impl Node {
+    /// Starts from the files of an earlier life: first our deviations, then the kubelet's book.
+    ///
+    /// # Errors
+    /// [`StateError`] when our own file exists and cannot be used; nothing may be given out without it.
+    pub fn start(paths: Paths, mut books: Books, topology: Topology, metrics: Metrics) -> Result<Arc<Self>, StateError> {
+        let deviations = read_deviations(&paths)?;
+        books.remember(deviations.data.entries.clone());
+        let node = Arc::new(Self {
+            paths,
+            topology,
+            metrics,
+            books: Mutex::new(books),
+            version: watch::Sender::new(0),
+            writer: Mutex::new(deviations),
+            read: Mutex::new(None),
+            started: Instant::now(),
+        });
+        node.read_book();
+        Ok(node)
+    }
+
+    /// Milliseconds since the start of this process, plus one: 0 is before everything.
+    #[must_use]
+    pub fn now(&self) -> Millis {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    /// Decides something: `decide` gets the books for as short a time as it takes.
+    pub fn with<R>(&self, decide: impl FnOnce(&mut Books, Millis) -> R) -> R {
+        let now = self.now();
+        let mut books = self.books.lock();
+        let before = books.version();
+        let outcome = decide(&mut books, now);
+        let after = books.version();
+        drop(books);
+        if before != after {
+            self.version.send_replace(after);
+        }
+        outcome
+    }
+
+    /// Says when the books have changed.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Reads the kubelet's book if it is another one than the last. Cheap when it is not: one `stat`.
+    ///
+    /// The kubelet writes a container's devices down before it asks for the next container's, so that reading here before each
+    /// decision leaves no gap, whenever this process was started.
+    pub fn read_book(&self) {
+        let path = self.paths.book();
+        let mut read = self.read.lock();
+        let stamp = Stamp::of(&path);
+        if stamp.is_none() || stamp == *read {
+            return;
+        }
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint cannot be read; nothing is freed");
+                return;
+            }
+        };
+        match Checkpoint::parse(&text) {
+            Ok(book) => {
+                *read = stamp;
+                self.metrics.book_read(true);
+                self.with(|books, now| books.observe_book(&book, now));
+            }
+            Err(error) => {
+                self.metrics.book_read(false);
+                // Seen again and again until it is whole; said once per file.
+                if !matches!(error, CheckpointError::Empty) {
+                    tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint is refused; nothing is freed");
+                }
+            }
+        }
+    }
+
+    /// Reads the kubelet's book even if it is the same as before: who reads it may have changed.
+    pub fn reread_book(&self) {
+        *self.read.lock() = None;
+        self.read_book();
+    }
+
+    /// Brings `nvidia_checkpoint` up to date, atomically. Returns once it is on disk.
+    ///
+    /// # Errors
+    /// [`StateError::Io`]; the file is as it was.
+    pub fn write_deviations(&self) -> Result<(), StateError> {
+        let mut written = self.writer.lock();
+        let wanted = self.with(|books, _| books.deviations());
+        if *written == wanted {
+            return Ok(());
+        }
+        let path = self.paths.deviations();
+        write_atomically(&path, &wanted).map_err(|source| StateError::Io { path, source })?;
+        *written = wanted;
+        Ok(())
+    }
+
+    /// Asks pod-resources, and takes what it says.
+    ///
+    /// # Errors
+    /// [`podresources::PodResourcesError`]; nothing may be concluded from it.
+    pub async fn ask_pod_resources(
+        &self,
+    ) -> Result<Vec<podresources::ContainerDevices>, podresources::PodResourcesError> {
+        let asked = self.now();
+        let rows = podresources::list(&self.paths.pod_resources()).await?;
+        self.with(|books, now| books.observe_list(&rows, asked, now));
+        Ok(rows)
+    }
+}
+
+fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {
+    let path = paths.deviations();
+    match std::fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|source| StateError::Content { path, source }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(DeviationFile::default()),
+        Err(source) => Err(StateError::Io { path, source }),
+    }
+}
+
+/// Writes beside, flushes to disk, renames over: a reader sees the old file or the new one, also after a crash.
+///
+/// # Errors
+/// What the system said; the file is as it was.
+pub fn write_atomically<T: serde::Serialize>(path: &std::path::Path, content: &T) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| std::path::Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let beside = path.with_extension(format!("tmp-{}", std::process::id()));
+    let mut file = std::fs::File::create(&beside)?;
+    file.write_all(&serde_json::to_vec(content)?)?;
+    file.sync_all()?;
+    drop(file);
+    std::fs::rename(&beside, path)?;
+    std::fs::File::open(folder)?.sync_all()
+}

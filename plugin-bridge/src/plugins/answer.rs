@@ -1,0 +1,163 @@
+//! What a shared container is given: its cards, in the way that the node's runtime understands.
+
+use std::collections::BTreeMap;
+
+use gpu_migrate_model::ask::Demand;
+use gpu_migrate_model::card::Card;
+use gpu_migrate_model::names;
+
+use crate::proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
+
+/// How cards are shown to a container; NVIDIA's plugin has the same choices (`--device-list-strategy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum ListStrategy {
+    /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container runtime.
+    Envvar,
+    /// Mounts below `/var/run/nvidia-container-devices`, which an unprivileged image cannot forge.
+    VolumeMounts,
+    /// CDI names in the annotation `cdi.k8s.io/…`.
+    CdiAnnotations,
+    /// CDI names in the CRI field.
+    CdiCri,
+}
+
+/// How a card is named to the runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum IdStrategy {
+    /// By UUID.
+    #[default]
+    Uuid,
+    /// By its number on the node.
+    Index,
+}
+
+/// How answers are made on this node.
+#[derive(Clone, Debug)]
+pub struct AnswerStyle {
+    /// One or several ways at once.
+    pub lists: Vec<ListStrategy>,
+    /// UUID or number.
+    pub ids: IdStrategy,
+    /// Also name the device nodes, which survive a systemd daemon-reload (nvidia-container-toolkit#48).
+    pub device_specs: bool,
+    /// Kind of the CDI devices, `vendor/class`.
+    pub cdi_kind: String,
+    /// Prefix of the CDI annotation's key.
+    pub cdi_annotation_prefix: String,
+}
+
+impl Default for AnswerStyle {
+    fn default() -> Self {
+        Self {
+            lists: vec![ListStrategy::Envvar],
+            ids: IdStrategy::Uuid,
+            device_specs: false,
+            cdi_kind: "nvidia.com/gpu".into(),
+            cdi_annotation_prefix: "cdi.k8s.io/".into(),
+        }
+    }
+}
+
+/// Where mounts stand for cards; NVIDIA's container toolkit looks for them there.
+const VOLUME_MOUNT_ROOT: &str = "/var/run/nvidia-container-devices";
+
+impl AnswerStyle {
+    /// The answer for a container that gets these cards.
+    ///
+    /// Both resources of a container are answered alike, so that it does not matter which the kubelet asks for last.
+    #[must_use]
+    pub fn answer(&self, cards: &[(usize, &Card)], demand: &Demand) -> ContainerAllocateResponse {
+        let names: Vec<String> = cards
+            .iter()
+            .map(|(index, card)| match self.ids {
+                IdStrategy::Uuid => card.uuid.clone(),
+                IdStrategy::Index => index.to_string(),
+            })
+            .collect();
+        let mut answer = ContainerAllocateResponse::default();
+        for list in &self.lists {
+            match list {
+                ListStrategy::Envvar => {
+                    answer.envs.insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), names.join(","));
+                }
+                ListStrategy::VolumeMounts => {
+                    answer.envs.insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), VOLUME_MOUNT_ROOT.to_owned());
+                    answer.mounts.extend(names.iter().map(|name| Mount {
+                        host_path: "/dev/null".into(),
+                        container_path: format!("{VOLUME_MOUNT_ROOT}/{name}"),
+                        read_only: false,
+                    }));
+                }
+                ListStrategy::CdiAnnotations => {
+                    let key = format!("{}gpu-migrate_{}", self.cdi_annotation_prefix, names.join("_"));
+                    answer.annotations.insert(key, self.cdi_names(&names).join(","));
+                }
+                ListStrategy::CdiCri => {
+                    answer.cdi_devices.extend(self.cdi_names(&names).into_iter().map(|name| CdiDevice { name }));
+                }
+            }
+        }
+        if self.device_specs {
+            answer.devices = device_specs(cards);
+        }
+        answer.annotations.extend(gpu_manager_annotations(cards, demand));
+        answer
+    }
+
+    fn cdi_names(&self, names: &[String]) -> Vec<String> {
+        names.iter().map(|name| format!("{}={name}", self.cdi_kind)).collect()
+    }
+}
+
+/// The nodes of these cards and of the driver.
+fn device_specs(cards: &[(usize, &Card)]) -> Vec<DeviceSpec> {
+    let own = cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor));
+    let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].map(str::to_owned);
+    own.chain(shared)
+        .map(|path| DeviceSpec { host_path: path.clone(), container_path: path, permissions: "rwm".into() })
+        .collect()
+}
+
+/// Container annotations that gpu-manager writes (`pkg/types/types.go`) and its client side reads.
+fn gpu_manager_annotations(cards: &[(usize, &Card)], demand: &Demand) -> BTreeMap<String, String> {
+    let nodes = cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor)).collect::<Vec<_>>().join(",");
+    BTreeMap::from([
+        (names::VCUDA_DEVICE.to_owned(), nodes),
+        ("tencent.com/vcuda-core".to_owned(), demand.cores.0.to_string()),
+        ("tencent.com/vcuda-memory".to_owned(), (demand.blocks.mib() << 20).to_string()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpu_migrate_model::units::{Blocks, Cores};
+
+    fn answer(style: &AnswerStyle) -> ContainerAllocateResponse {
+        let cards = [("GPU-a", 3), ("GPU-b", 5)]
+            .map(|(uuid, minor)| Card { uuid: uuid.into(), minor, ..Card::default() });
+        let demand = Demand { cores: Cores(200), blocks: Blocks(80), legacy: 0 };
+        style.answer(&[(3, &cards[0]), (5, &cards[1])], &demand)
+    }
+
+    #[test]
+    fn the_variable_lists_the_cards_by_uuid_or_number() {
+        let uuid = answer(&AnswerStyle::default());
+        assert_eq!(uuid.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-a,GPU-b");
+        assert_eq!(uuid.annotations["tencent.com/vcuda-device"], "/dev/nvidia3,/dev/nvidia5");
+        assert_eq!(uuid.annotations["tencent.com/vcuda-memory"], "21474836480");
+        let index = answer(&AnswerStyle { ids: IdStrategy::Index, ..AnswerStyle::default() });
+        assert_eq!(index.envs["NVIDIA_VISIBLE_DEVICES"], "3,5");
+    }
+
+    #[test]
+    fn mounts_and_cdi_names_say_the_same() {
+        let lists = vec![ListStrategy::VolumeMounts, ListStrategy::CdiAnnotations, ListStrategy::CdiCri];
+        let all = answer(&AnswerStyle { lists, device_specs: true, ..AnswerStyle::default() });
+        assert_eq!(all.mounts[1].container_path, "/var/run/nvidia-container-devices/GPU-b");
+        assert_eq!(all.annotations["cdi.k8s.io/gpu-migrate_GPU-a_GPU-b"], "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b");
+        assert_eq!(all.cdi_devices[0].name, "nvidia.com/gpu=GPU-a");
+        assert_eq!(all.devices[0].host_path, "/dev/nvidia3");
+        assert_eq!(all.devices.len(), 5);
+    }
+}

@@ -1,0 +1,148 @@
+//! The plugins of the two vcuda resources.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_migrate_model::device_id::SharedResource;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::answer::AnswerStyle;
+use super::watching::{ListStream, watch_list};
+use super::{not_written, refused};
+use crate::decide::{Refusal, Resource, SharedGrant};
+use crate::node::Node;
+use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
+use crate::proto::deviceplugin::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+    DevicePluginOptions, Empty, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+
+/// A second look at the kubelet before an Allocate is refused: the whole node waits for it.
+const SECOND_LOOK: Duration = Duration::from_millis(300);
+/// The kubelet waits 30 s for PreStartContainer.
+const IDENTITY: Duration = Duration::from_secs(3);
+
+/// One vcuda resource, for one registration.
+pub struct SharedPlugin {
+    node: Arc<Node>,
+    resource: SharedResource,
+    style: Arc<AnswerStyle>,
+    streams: CancellationToken,
+}
+
+impl SharedPlugin {
+    /// What the kubelet may call.
+    #[must_use]
+    pub fn options() -> DevicePluginOptions {
+        DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
+    }
+
+    /// Serves `resource` until `streams` is cancelled.
+    #[must_use]
+    pub fn new(node: Arc<Node>, resource: SharedResource, style: Arc<AnswerStyle>, streams: CancellationToken) -> Self {
+        Self { node, resource, style, streams }
+    }
+
+    async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
+        self.node.read_book();
+        let mut outcome = self.decide(ids);
+        if matches!(outcome, Err(Refusal::NoRoom { .. })) {
+            // Perhaps a holder is gone and nobody has said so yet.
+            let look = tokio::time::timeout(SECOND_LOOK, self.node.ask_pod_resources()).await;
+            tracing::debug!(heard = matches!(look, Ok(Ok(_))), "asked pod-resources before refusing");
+            self.node.read_book();
+            outcome = self.decide(ids);
+        }
+        let granted = outcome.map_err(|refusal| {
+            tracing::warn!(resource = ?self.resource, %refusal, "Allocate refused");
+            refused(&refusal)
+        })?;
+        if granted.deviates && let Err(error) = self.node.write_deviations() {
+            if !granted.again {
+                self.node.with(|books, _| books.take_back(granted.grant));
+            }
+            return Err(not_written(&error));
+        }
+        tracing::info!(
+            resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
+            deviates = granted.deviates, again = granted.again, "allocated"
+        );
+        Ok(self.answer(&granted))
+    }
+
+    fn decide(&self, ids: &[String]) -> Result<SharedGrant, Refusal> {
+        self.node.with(|books, now| books.allocate_shared(self.resource, ids, now))
+    }
+
+    fn answer(&self, granted: &SharedGrant) -> ContainerAllocateResponse {
+        self.node.with(|books, _| {
+            let ledger = books.ledger();
+            let cards: Vec<_> =
+                granted.cards.iter().filter_map(|index| Some((index.position(), ledger.card(*index)?))).collect();
+            self.style.answer(&cards, &granted.demand)
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for SharedPlugin {
+    type ListAndWatchStream = ListStream;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(Self::options()))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let resource = Resource::Shared(self.resource);
+        Ok(Response::new(watch_list(self.node.clone(), resource, self.streams.clone())))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        self.node.read_book();
+        let requests = request.into_inner().container_requests;
+        let container_responses = requests
+            .into_iter()
+            .map(|ask| {
+                let size = usize::try_from(ask.allocation_size).unwrap_or(0);
+                let device_ids = self.node.with(|books, _| {
+                    books.prefer_shared(self.resource, &ask.available_device_ids, &ask.must_include_device_ids, size)
+                });
+                ContainerPreferredAllocationResponse { device_ids }
+            })
+            .collect();
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let began = Instant::now();
+        let mut container_responses = Vec::new();
+        for ask in request.into_inner().container_requests {
+            let answer = self.allocate_one(&ask.devices_ids).await;
+            self.node.metrics.allocated("shared", answer.is_ok(), began.elapsed());
+            container_responses.push(answer?);
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let ids = request.into_inner().devices_ids;
+        self.node.read_book();
+        let known = || self.node.with(|books, _| books.holder_of(&Resource::Shared(self.resource), &ids));
+        if known().is_none() && tokio::time::timeout(IDENTITY, self.node.ask_pod_resources()).await.is_err() {
+            tracing::warn!("pod-resources did not answer in time; the container starts without its identity confirmed");
+        }
+        match known() {
+            Some(holder) => tracing::debug!(%holder, resource = ?self.resource, "container starts"),
+            None => tracing::warn!(resource = ?self.resource, devices = ids.len(), "a container starts whose pod is not known"),
+        }
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
