@@ -87,7 +87,7 @@ impl Cluster {
         })
         .await?;
         self.add(self.kit.controller_manager())?;
-        self.add(self.kit.scheduler(false)?)?;
+        self.add(self.kit.scheduler(None)?)?;
         Ok(())
     }
 
@@ -251,6 +251,7 @@ impl Cluster {
     /// If something stays.
     pub async fn tidy(&mut self) -> Result<()> {
         self.drop_policies().await;
+        self.drop_fake_nodes().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let names = std::mem::take(&mut self.namespaces);
         for name in &names {

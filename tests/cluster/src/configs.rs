@@ -1,6 +1,6 @@
 //! How each Kubernetes component is started: flags and configuration files, and why they are what they are.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use gpu_migrate_model::names::{Dialect, SCHEDULER};
@@ -16,6 +16,9 @@ use crate::{
 
 /// The node that has a kubelet.
 pub const NODE: &str = "gpu-node";
+
+/// How long the scheduler waits for the extender. Gangs are held below it.
+pub const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the recipes are written from.
 #[derive(Debug)]
@@ -93,24 +96,28 @@ impl Kit {
     /// kube-scheduler with two profiles, the default one and ours. Extenders belong to the process, not to a profile: with
     /// `nvidia.com/gpu` among the managed resources, legacy pods of the default scheduler are placed through the extender
     /// too, so that one cache serialises both kinds (DESIGN decision 6).
-    pub fn scheduler(&self, extender: bool) -> Result<Recipe> {
+    /// With an extender's port it asks that extender; `deploy/scheduler/` has the same for a real cluster.
+    pub fn scheduler(&self, extender: Option<u16>) -> Result<Recipe> {
         let dialect = Dialect::default();
         let managed: Vec<Value> = [dialect.legacy, dialect.cores, dialect.memory]
             .into_iter()
             .map(|name| json!({"name": name, "ignoredByScheduler": false}))
             .collect();
-        let extenders = json!([{
-            "urlPrefix": format!("http://127.0.0.1:{}/scheduler", self.ports.extender[0]),
-            "filterVerb": "filter",
-            "prioritizeVerb": "prioritize",
-            "bindVerb": "bind",
-            "weight": 1,
-            "nodeCacheCapable": true,
-            "httpTimeout": "10s",
-            // Never ignorable: a bind error would fall back to the default binder, which binds without a card.
-            "ignorable": false,
-            "managedResources": managed,
-        }]);
+        let extenders = |port: u16| {
+            json!([{
+                "urlPrefix": format!("http://127.0.0.1:{port}/scheduler"),
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "preemptVerb": "preempt",
+                "bindVerb": "bind",
+                "weight": 10,
+                "nodeCacheCapable": true,
+                "httpTimeout": format!("{}s", EXTENDER_TIMEOUT.as_secs()),
+                // Never ignorable: a bind error would fall back to the default binder, which binds without a card.
+                "ignorable": false,
+                "managedResources": managed,
+            }])
+        };
         let mut config = json!({
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -118,8 +125,8 @@ impl Kit {
             "leaderElection": {"leaderElect": false},
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": SCHEDULER}],
         });
-        if extender {
-            config["extenders"] = extenders;
+        if let Some(port) = extender {
+            config["extenders"] = extenders(port);
         }
         let path = self.layout.write("scheduler.json", config.to_string())?;
         Ok(Recipe::new("kube-scheduler", &self.binaries.scheduler)

@@ -114,7 +114,11 @@ impl Cluster {
     }
 }
 
-async fn dry_run(client: &kube::Client, namespace: &str, spec: Value) -> Result<Pod> {
+/// What the apiserver and the webhook would make of a pod.
+///
+/// # Errors
+/// If they refuse it.
+pub async fn dry_run(client: &kube::Client, namespace: &str, spec: Value) -> Result<Pod> {
     let pod: Pod = serde_json::from_value(json!({"metadata": {"generateName": "dry-"}, "spec": spec}))?;
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     Ok(Api::<Pod>::namespaced(client.clone(), namespace).create(&parameters, &pod).await?)

@@ -5,13 +5,15 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context, Result};
 use gpu_migrate_model::names::Dialect;
 use k8s_openapi::{
-    api::admissionregistration::v1::MutatingWebhookConfiguration,
+    api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Namespace},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
 };
+
+use serde_json::json;
 
 use crate::{
     binaries,
@@ -28,6 +30,9 @@ pub const CARDS: u64 = 8;
 pub const WEBHOOK: &str = "gpu-migrate";
 /// Where NVIDIA's plugin is told to register: the `@` in the name makes a stock tonic server accept a Go client.
 const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
+
+/// The namespace of our own objects.
+const SYSTEM_NAMESPACE: &str = "gpu-migrate-system";
 
 /// A set of components on top of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +62,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// After a failure nobody knows what state the components are in: the next [`Cluster::enter`] starts them anew.
+    pub fn distrust(&mut self) {
+        self.stage = None;
+    }
+
     async fn leave(&mut self) -> Result<()> {
         self.stage = None;
         for name in
@@ -72,7 +82,7 @@ impl Cluster {
     }
 
     async fn enter_legacy(&mut self) -> Result<()> {
-        self.schedule_with(false)?;
+        self.schedule_with(None)?;
         self.add(self.nvidia_plugin(&format!("{KUBELET_ROOT}/device-plugins/kubelet.sock")))?;
         self.devices_offered(&[(&Dialect::default().legacy, CARDS)]).await
     }
@@ -80,8 +90,9 @@ impl Cluster {
     async fn enter_bridged(&mut self) -> Result<()> {
         let bin = binaries::ours()?;
         self.apply_crds().await?;
+        self.system_namespace().await?;
         self.add(self.extender(&bin))?;
-        self.schedule_with(true)?;
+        self.schedule_with(Some(self.kit.ports.extender[0]))?;
         self.add(self.bridge(&bin))?;
         self.until("the bridge's registration socket", PATIENCE, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
@@ -92,6 +103,14 @@ impl Cluster {
         self.webhook_registered().await?;
         let dialect = Dialect::default();
         self.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
+    }
+
+    /// Where the webhook keeps its CA.
+    async fn system_namespace(&self) -> Result<()> {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.patch(SYSTEM_NAMESPACE, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(namespace)).await?;
+        Ok(())
     }
 
     /// Waits until the node offers these amounts: plugins are registered and the kubelet has told the API.
@@ -127,8 +146,11 @@ impl Cluster {
         .await
     }
 
-    /// Restarts the scheduler, with or without our extender in its configuration.
-    fn schedule_with(&mut self, extender: bool) -> Result<()> {
+    /// Restarts the scheduler, with or without an extender at some port.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn schedule_with(&mut self, extender: Option<u16>) -> Result<()> {
         let recipe = self.kit.scheduler(extender)?;
         let scheduler = self.component("kube-scheduler")?;
         scheduler.stop()?;
@@ -163,7 +185,11 @@ impl Cluster {
         let [port, metrics] = self.kit.ports.webhook;
         self.ours("gpu-migrate-webhook", bin, metrics)
             .flag("bind", format!("127.0.0.1:{port}"))
+            .flag("namespace", SYSTEM_NAMESPACE)
+            .arg("--register")
             .flag("service-url", format!("https://127.0.0.1:{port}/mutate"))
+            .flag("drain-delay", "1s")
+            .flag("drain-timeout", "3s")
     }
 
     fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Recipe {

@@ -3,12 +3,14 @@
 //! `GPU_MIGRATE_CLUSTER=1 cargo test -p gpu-migrate-cluster-tests [NAME]` runs them (root; Debian packages `containerd`,
 //! `runc`, `etcd-server`). Without the variable each says that it is skipped, and why.
 
+mod admission;
 mod churn;
 mod kubernetes;
 mod path;
+mod placement;
 mod resources;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, Result};
 use futures::future::LocalBoxFuture;
@@ -46,6 +48,14 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, path::legacy_pods_keep_off_shared_cards),
         scenario!(Bridged, path::a_deleted_legacy_pods_card_is_shared_next),
         scenario!(Bridged, path::restarts_move_no_card),
+        scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
+        scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
+        scenario!(Bridged, admission::without_the_webhook_pods_stay_legacy),
+        scenario!(Bridged, placement::random_pods_overcommit_no_card),
+        scenario!(Bridged, placement::a_higher_class_preempts_one_card_only),
+        scenario!(Bridged, placement::a_gang_is_bound_together_or_not_at_all),
+        scenario!(Bridged, placement::rival_gangs_finish_one_after_the_other),
+        scenario!(Bridged, placement::a_bind_that_outlives_its_caller_is_placed_once),
         scenario!(Bridged, churn::kills_at_random_break_no_invariant),
     ]
 }
@@ -93,6 +103,7 @@ async fn run(scenario: &Scenario, shared: &Mutex<Shared>) -> Result<Completion, 
         Shared::Broken(error) => return Err(format!("the cluster did not start: {error}").into()),
         Shared::NotStarted => return Err("the cluster is not started".into()),
     };
+    let begin = Instant::now();
     let mut outcome = async {
         cluster.enter(scenario.stage).await?;
         (scenario.run)(cluster).await?;
@@ -101,8 +112,11 @@ async fn run(scenario: &Scenario, shared: &Mutex<Shared>) -> Result<Completion, 
     .await;
     if let Err(error) = outcome {
         outcome = Err(error.context(diagnose::dump(cluster).await));
+        cluster.distrust();
     }
+    let took = begin.elapsed();
     let tidied = cluster.tidy().await.context("cannot tidy up after the scenario");
+    eprintln!("  {} took {took:.1?}, and {:.1?} to tidy up", scenario.name, begin.elapsed() - took);
     outcome.and(tidied).map_err(failed)?;
     Ok(Completion::Completed)
 }

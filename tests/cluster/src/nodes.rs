@@ -1,0 +1,176 @@
+//! More nodes than there are kubelets: Node objects with a renewed Lease stay Ready, and the scheduler uses them. Pods bound
+//! there never start, so what is asserted about them is where the extender put them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use gpu_migrate_model::{
+    crd::{CardStatus, GPUShadow, GPUShadowSpec, GPUShadowStatus},
+    names::Dialect,
+};
+use k8s_openapi::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{Node, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::{
+    cluster::{Cluster, PATIENCE},
+    migration::uuid,
+    stage::CARDS,
+    wait::Seen,
+};
+
+/// Label of all such nodes; its value is the node's name.
+pub const FAKE: &str = "gpu-migrate.test/fake";
+/// Memory blocks of each of their cards.
+pub const BLOCKS_PER_CARD: u64 = 160;
+/// A Lease is good for 40 s.
+const RENEW: Duration = Duration::from_secs(10);
+
+/// Nodes without a kubelet, kept Ready until this is dropped.
+#[derive(Debug)]
+pub struct FakeNodes {
+    names: Vec<String>,
+    renewal: JoinHandle<()>,
+}
+
+impl FakeNodes {
+    /// Their names.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+impl Drop for FakeNodes {
+    fn drop(&mut self) {
+        self.renewal.abort();
+    }
+}
+
+impl Cluster {
+    /// Adds `count` nodes of eight free cards each, with their GPUShadows, and waits until they are Ready.
+    ///
+    /// # Errors
+    /// If the API refuses one.
+    pub async fn fake_nodes(&mut self, count: usize) -> Result<FakeNodes> {
+        let names: Vec<String> = (0..count).map(|index| format!("fake-{index}")).collect();
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        for name in &names {
+            let node: Node =
+                serde_json::from_value(json!({"metadata": {"name": name, "labels": {FAKE: name}}}))?;
+            nodes.create(&PostParams::default(), &node).await?;
+            renew(&self.client, name).await?;
+            nodes
+                .patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status()})))
+                .await?;
+            publish(&self.client, name).await.with_context(|| format!("the GPUShadow of {name}"))?;
+        }
+        let (client, own) = (self.client.clone(), names.clone());
+        let renewal = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(RENEW).await;
+                for name in &own {
+                    // A renewal that fails shows soon enough: the node stops being Ready.
+                    let _ = renew(&client, name).await;
+                }
+            }
+        });
+        let fake = FakeNodes { names, renewal };
+        self.until("the fake nodes to take pods", PATIENCE, || async {
+            let list = nodes.list(&ListParams::default().labels(FAKE)).await?;
+            let tainted: Vec<String> = list
+                .iter()
+                .filter(|n| n.spec.iter().any(|s| s.taints.iter().flatten().count() > 0))
+                .map(ResourceExt::name_any)
+                .collect();
+            Ok(Seen::from_bool(tainted.is_empty() && list.items.len() == count, || {
+                format!("tainted: {tainted:?}")
+            }))
+        })
+        .await?;
+        Ok(fake)
+    }
+
+    /// Removes all such nodes and the pods on them.
+    pub(crate) async fn drop_fake_nodes(&self) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let fake: Vec<String> = nodes
+            .list(&ListParams::default().labels(FAKE))
+            .await?
+            .iter()
+            .map(ResourceExt::name_any)
+            .collect();
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        for pod in Api::<Pod>::all(self.client.clone()).list(&ListParams::default()).await? {
+            if pod.spec.as_ref().and_then(|s| s.node_name.as_ref()).is_some_and(|node| fake.contains(node)) {
+                // No kubelet will ever confirm that it is gone.
+                let _ = self.pods(&pod.namespace().unwrap_or_default()).delete(&pod.name_any(), &now).await;
+            }
+        }
+        for name in fake {
+            nodes.delete(&name, &DeleteParams::default()).await?;
+            let _ = Api::<GPUShadow>::all(self.client.clone()).delete(&name, &DeleteParams::default()).await;
+        }
+        Ok(())
+    }
+}
+
+fn status() -> serde_json::Value {
+    let dialect = Dialect::default();
+    let room = BTreeMap::from([
+        ("cpu".to_owned(), "64".to_owned()),
+        ("memory".into(), "256Gi".into()),
+        ("pods".into(), "250".into()),
+        (dialect.legacy, CARDS.to_string()),
+        (dialect.cores, (CARDS * 100).to_string()),
+        (dialect.memory, (CARDS * BLOCKS_PER_CARD).to_string()),
+    ]);
+    let now = Timestamp::now();
+    let condition = |kind: &str, status: &str| json!({"type": kind, "status": status, "reason": "Fake", "message": "no kubelet", "lastHeartbeatTime": now, "lastTransitionTime": now});
+    json!({
+        "capacity": room,
+        "allocatable": room,
+        "conditions": [condition("Ready", "True"), condition("MemoryPressure", "False"), condition("DiskPressure", "False"), condition("PIDPressure", "False")],
+    })
+}
+
+async fn renew(client: &Client, name: &str) -> Result<()> {
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name, "namespace": "kube-node-lease"},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": MicroTime(Timestamp::now())},
+    });
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    leases.patch(name, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(lease)).await?;
+    Ok(())
+}
+
+/// Eight free cards, as a bridge without anything to do would report them.
+async fn publish(client: &Client, name: &str) -> Result<()> {
+    let cards: Vec<serde_json::Value> = (0..CARDS)
+        .map(|index| {
+            json!({
+                "uuid": format!("{}-{name}", uuid(index)), "minor": index,
+                "model": "NVIDIA A100-SXM4-40GB", "memoryMiB": 40960,
+                "state": "Free", "coresLeft": 100, "blocksLeft": BLOCKS_PER_CARD,
+            })
+        })
+        .collect();
+    let cards: Vec<CardStatus> =
+        serde_json::from_value(json!(cards)).context("not the form of a GPUShadow's cards")?;
+    let status = GPUShadowStatus { total: u32::try_from(cards.len())?, cards, ..GPUShadowStatus::default() };
+    let api: Api<GPUShadow> = Api::all(client.clone());
+    api.create(&PostParams::default(), &GPUShadow::new(name, GPUShadowSpec::default())).await?;
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! The webhook in front of a real apiserver.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gpu_migrate_cluster_tests::{
+    Cluster,
+    cluster::PATIENCE,
+    metrics::WebhookCalls,
+    migration::{GPU, limit},
+    wait::Seen,
+    workload::{only_card, pod_spec},
+};
+use gpu_migrate_model::names::{Dialect, SCHEDULER};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, api::ListParams, core::Request};
+use serde_json::{Value, json};
+
+/// A CronJob's first pod may take until the next full minute.
+const NEXT_MINUTE: Duration = Duration::from_secs(90);
+
+/// Whoever makes the pod, it comes out converted: here to a tenth of a card, so that all kinds run side by side.
+pub(crate) async fn pods_of_every_workload_kind_are_converted(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.project("kinds", json!({"coresPerCard": 10, "blocksPerCard": 4})).await?;
+    for (group, kind, spec) in workloads() {
+        let name = kind.to_lowercase();
+        let manifest = json!({"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": spec});
+        let base = if group == "v1" { "/api/v1".to_owned() } else { format!("/apis/{group}") };
+        let request = Request::new(format!("{base}/namespaces/{namespace}/{name}s"))
+            .create(&kube::api::PostParams::default(), manifest.to_string().into_bytes())?;
+        cluster
+            .client
+            .request::<Value>(request)
+            .await
+            .with_context(|| format!("cannot create the {kind}"))?;
+    }
+    let pods: Api<Pod> = cluster.pods(&namespace);
+    for (_, kind, _) in workloads() {
+        let labelled = ListParams::default().labels(&format!("kind={kind}"));
+        let pod = cluster
+            .until(&format!("a pod of the {kind}"), NEXT_MINUTE, || async {
+                let list = pods.list(&labelled).await?.items;
+                Ok(Seen::from_option(list.into_iter().next(), || "none".into()))
+            })
+            .await?;
+        let dialect = Dialect::default();
+        let asks = [&dialect.legacy, &dialect.cores, &dialect.memory].map(|name| limit(&pod, name));
+        ensure!(asks == [0, 10, 4], "{kind}: legacy cards, cores and blocks are {asks:?}");
+        let (_, container) = cluster
+            .running(&namespace, &pod.name_any())
+            .await
+            .with_context(|| format!("the {kind}'s pod"))?;
+        only_card(&container).with_context(|| format!("the {kind}'s pod"))?;
+    }
+    Ok(())
+}
+
+/// API group with version, kind, and a spec whose pods carry the label `kind`.
+fn workloads() -> Vec<(&'static str, &'static str, Value)> {
+    let template = |kind: &str| json!({"metadata": {"labels": {"kind": kind}}, "spec": pod_spec(GPU)});
+    let selected =
+        |kind: &str| json!({"selector": {"matchLabels": {"kind": kind}}, "template": template(kind)});
+    let job = |kind: &str| {
+        let mut template = template(kind);
+        template["spec"]["restartPolicy"] = json!("Never");
+        json!({"template": template})
+    };
+    vec![
+        // First, since it takes longest.
+        (
+            "batch/v1",
+            "CronJob",
+            json!({"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "jobTemplate": {"spec": job("CronJob")}}),
+        ),
+        ("apps/v1", "Deployment", selected("Deployment")),
+        ("apps/v1", "ReplicaSet", selected("ReplicaSet")),
+        ("apps/v1", "StatefulSet", selected("StatefulSet")),
+        ("apps/v1", "DaemonSet", selected("DaemonSet")),
+        ("batch/v1", "Job", job("Job")),
+    ]
+}
+
+/// `kubectl run --dry-run=server` shows the conversion, and leaves nothing behind.
+pub(crate) async fn a_server_side_dry_run_shows_the_conversion(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.project("dry", json!({})).await?;
+    let pod = cluster.dry_run(&namespace, pod_spec(GPU)).await?;
+    let dialect = Dialect::default();
+    ensure!(limit(&pod, &dialect.cores) == 100 && limit(&pod, &dialect.legacy) == 0, "{:?}", pod.spec);
+    ensure!(pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref()) == Some(SCHEDULER), "{:?}", pod.spec);
+    let left = cluster.pods(&namespace).list(&ListParams::default()).await?.items;
+    ensure!(left.is_empty(), "the dry run left {left:?}");
+    Ok(())
+}
+
+/// I5: without the webhook a pod is created as it was written, and runs as a legacy pod.
+pub(crate) async fn without_the_webhook_pods_stay_legacy(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.project("away", json!({})).await?;
+    cluster.kill("gpu-migrate-webhook")?;
+    let before = WebhookCalls::read(&cluster.client).await?;
+    let created = cluster.create_pod(&namespace, "legacy", pod_spec(GPU)).await;
+    let calls = WebhookCalls::read(&cluster.client).await?.since(&before);
+    cluster.start_component("gpu-migrate-webhook")?;
+    let created = created?;
+    ensure!(calls.failed_open == 1, "the apiserver did not even try: {calls:?}");
+    ensure!(
+        limit(&created, &Dialect::default().legacy) == 1 && created.annotations().is_empty(),
+        "{created:?}"
+    );
+    let (_, container) = cluster.running(&namespace, "legacy").await?;
+    only_card(&container)?;
+    // Once it is back, so is the conversion.
+    converts_again(cluster, &namespace).await
+}
+
+async fn converts_again(cluster: &mut Cluster, namespace: &str) -> Result<()> {
+    let client = cluster.client.clone();
+    cluster
+        .until("the webhook to convert again", PATIENCE, || async {
+            let pod =
+                gpu_migrate_cluster_tests::migration::dry_run(&client, namespace, pod_spec(GPU)).await?;
+            Ok(Seen::from_bool(limit(&pod, &Dialect::default().legacy) == 0, || "still legacy".into()))
+        })
+        .await
+}

@@ -1,0 +1,314 @@
+//! The extender behind a real kube-scheduler, on more nodes than have kubelets.
+//!
+//! What is asserted is where the annotations of the Bindings say that shares are; legacy pods on nodes without a kubelet have
+//! no card yet, and count by their number.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use gpu_migrate_cluster_tests::{
+    Cluster,
+    cluster::PATIENCE,
+    configs::EXTENDER_TIMEOUT,
+    migration::{limit, shared_spec},
+    nodes::{BLOCKS_PER_CARD, FAKE},
+    observe::{Claim, Holding, Kind, judge},
+    proxy::SlowProxy,
+    stage::CARDS,
+    wait::{self, Seen},
+    workload::{annotation, phase_and_why, pod_spec},
+};
+use gpu_migrate_model::names::{Dialect, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
+use k8s_openapi::api::{core::v1::Pod, scheduling::v1::PriorityClass};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use serde_json::{Value, json};
+
+/// 500 pods of both kinds over six nodes: at no moment are a node's books overdrawn.
+pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Result<()> {
+    const PODS: usize = 500;
+    const ALIVE: usize = 90;
+    let _nodes = cluster.fake_nodes(5).await?;
+    let namespace = cluster.namespace("random", &[]).await?;
+    let pods = cluster.pods(&namespace);
+    let mut random = StdRng::seed_from_u64(1);
+    let (mut made, mut most) = (0, 0);
+    while made < PODS {
+        for _ in 0..10 {
+            let spec = match random.random_range(0..10) {
+                0..3 => pod_spec(&[("nvidia.com/gpu", 1)]),
+                3 => pod_spec(&[("nvidia.com/gpu", 4)]),
+                4 => shared_spec(200, 320),
+                _ => shared_spec(random.random_range(1..=10) * 10, random.random_range(1..=160)),
+            };
+            cluster.create_pod(&namespace, &format!("pod-{made}"), spec).await?;
+            made += 1;
+        }
+        let alive = pods.list(&ListParams::default()).await?.items;
+        most = most.max(check_books(&alive)?);
+        let bound: Vec<&Pod> = alive
+            .iter()
+            .filter(|p| node_of(p).is_some() && p.metadata.deletion_timestamp.is_none())
+            .collect();
+        for pod in bound.sample(&mut random, alive.len().saturating_sub(ALIVE)) {
+            let grace = u32::from(!node_of(pod).is_some_and(|n| n.starts_with("fake-")));
+            pods.delete(
+                &pod.name_any(),
+                &DeleteParams { grace_period_seconds: Some(grace), ..DeleteParams::default() },
+            )
+            .await?;
+        }
+        cluster.check()?;
+    }
+    eprintln!("{made} pods; at most {most} were bound at a time");
+    ensure!(most >= 40, "only {most} pods were bound at a time: this proves little");
+    Ok(())
+}
+
+/// Fails if a node's cards carry too much; returns how many pods are bound.
+fn check_books(pods: &[Pod]) -> Result<usize> {
+    let dialect = Dialect::default();
+    let mut nodes: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+    for pod in pods {
+        if let Some(node) = node_of(pod) {
+            nodes.entry(node).or_default().push(pod);
+        }
+    }
+    for (node, pods) in &nodes {
+        let legacy: u64 = pods.iter().map(|pod| limit(pod, &dialect.legacy)).sum();
+        let shares: Vec<Holding> = pods
+            .iter()
+            .filter(|pod| limit(pod, &dialect.cores) > 0)
+            .map(|pod| chosen(pod))
+            .collect::<Result<_>>()?;
+        let violations = judge(&shares, BLOCKS_PER_CARD);
+        ensure!(
+            violations.is_empty(),
+            "on {node}: {}",
+            violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        );
+        let mut cards: Vec<&String> = shares.iter().flat_map(|s| &s.cards).collect();
+        cards.sort();
+        cards.dedup();
+        ensure!(
+            cards.len() as u64 + legacy <= CARDS,
+            "{node} has {legacy} cards promised to legacy pods and shares on {cards:?}"
+        );
+    }
+    Ok(nodes.values().map(Vec::len).sum())
+}
+
+/// A shared pod with the cards that its annotation names.
+fn chosen(pod: &Pod) -> Result<Holding> {
+    let dialect = Dialect::default();
+    let cards =
+        annotation(pod, &format!("{PREDICATE_GPU_INDEX_PREFIX}0"))?.split(',').map(str::to_owned).collect();
+    let kind = Kind::Shared { cores: limit(pod, &dialect.cores), blocks: limit(pod, &dialect.memory) };
+    Ok(Holding { claim: Claim { who: pod.name_any(), kind }, cards })
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// A spec that goes to one fake node.
+fn on(node: &str, mut spec: Value) -> Value {
+    spec["nodeSelector"] = json!({FAKE: node});
+    spec
+}
+
+/// Waits until a pod is bound and returns it.
+async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod> {
+    let pods = cluster.pods(namespace);
+    cluster
+        .until(&format!("{namespace}/{name} to be bound"), PATIENCE, || async {
+            let pod = pods.get(name).await?;
+            Ok(if node_of(&pod).is_some() {
+                Seen::Done(pod)
+            } else {
+                Seen::NotYet(phase_and_why(Some(&pod)))
+            })
+        })
+        .await
+}
+
+async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods(namespace).delete(name, &now).await?;
+    Ok(())
+}
+
+/// A pod of a higher class gets a card by the end of those on it, and nobody else is ended.
+pub(crate) async fn a_higher_class_preempts_one_card_only(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("preempt", &[]).await?;
+    let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
+    let class: PriorityClass =
+        serde_json::from_value(json!({"metadata": {"generateName": "urgent-"}, "value": 1000}))?;
+    let urgent = classes.create(&PostParams::default(), &class).await?.name_any();
+
+    // Seven cards with one whole-card pod each, the eighth with two halves.
+    for index in 0..7 {
+        cluster.create_pod(&namespace, &format!("whole-{index}"), on(&node, shared_spec(100, 100))).await?;
+        bound(cluster, &namespace, &format!("whole-{index}")).await?;
+    }
+    let mut halves = Vec::new();
+    for index in 0..2 {
+        cluster.create_pod(&namespace, &format!("half-{index}"), on(&node, shared_spec(50, 50))).await?;
+        halves.push(bound(cluster, &namespace, &format!("half-{index}")).await?);
+    }
+    let before = cluster.pods(&namespace).list(&ListParams::default()).await?.items;
+    let cards: BTreeMap<String, Vec<String>> =
+        before.iter().map(|pod| Ok((pod.name_any(), chosen(pod)?.cards))).collect::<Result<_>>()?;
+
+    let mut spec = on(&node, shared_spec(100, 100));
+    spec["priorityClassName"] = json!(urgent);
+    cluster.create_pod(&namespace, "urgent", spec).await?;
+    // No kubelet ends the victims here, so the test does once the scheduler has asked for it.
+    let pods = cluster.pods(&namespace);
+    let victims: Vec<String> = cluster
+        .until("victims to be chosen", PATIENCE, || async {
+            let list = pods.list(&ListParams::default()).await?.items;
+            let chosen: Vec<String> = list
+                .iter()
+                .filter(|p| p.metadata.deletion_timestamp.is_some())
+                .map(ResourceExt::name_any)
+                .collect();
+            let urgent = list.iter().find(|p| p.name_any() == "urgent");
+            Ok(if chosen.is_empty() { Seen::NotYet(phase_and_why(urgent)) } else { Seen::Done(chosen) })
+        })
+        .await?;
+    for victim in &victims {
+        delete_now(cluster, &namespace, victim).await?;
+    }
+    let urgent_pod = bound(cluster, &namespace, "urgent").await?;
+    classes.delete(&urgent, &DeleteParams::default()).await?;
+
+    let freed = &chosen(&urgent_pod)?.cards;
+    let mut expected: Vec<&String> =
+        cards.iter().filter(|(_, c)| *c == freed).map(|(name, _)| name).collect();
+    let mut victims: Vec<&String> = victims.iter().collect();
+    expected.sort();
+    victims.sort();
+    ensure!(victims == expected, "it got card {freed:?} of {expected:?}, but {victims:?} were ended");
+    Ok(())
+}
+
+/// A gang of four on room for three binds nobody; with a fourth card all four are bound.
+pub(crate) async fn a_gang_is_bound_together_or_not_at_all(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("gang", &[]).await?;
+    for index in 0..5 {
+        cluster.create_pod(&namespace, &format!("other-{index}"), on(&node, shared_spec(100, 100))).await?;
+        bound(cluster, &namespace, &format!("other-{index}")).await?;
+    }
+    gang(cluster, &namespace, "four", 4, &node).await?;
+    wait::throughout("no member bound", Duration::from_secs(8), || async {
+        let members = members(cluster, &namespace, "four").await?;
+        ensure!(
+            members.iter().all(|pod| node_of(pod).is_none()),
+            "{:?}",
+            members.iter().map(|p| phase_and_why(Some(p))).collect::<Vec<_>>()
+        );
+        Ok(())
+    })
+    .await?;
+    delete_now(cluster, &namespace, "other-0").await?;
+    for index in 0..4 {
+        bound(cluster, &namespace, &format!("four-{index}")).await?;
+    }
+    check_books(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
+}
+
+/// Two gangs that each need more than half of the cards are bound one after the other.
+pub(crate) async fn rival_gangs_finish_one_after_the_other(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("rivals", &[]).await?;
+    gang(cluster, &namespace, "red", 5, &node).await?;
+    gang(cluster, &namespace, "blue", 5, &node).await?;
+    let winner = whole_gang(cluster, &namespace, &["red", "blue"]).await?;
+    let loser = if winner == "red" { "blue" } else { "red" };
+    let waiting = members(cluster, &namespace, loser).await?;
+    ensure!(
+        waiting.iter().all(|pod| node_of(pod).is_none()),
+        "{loser} is bound in part while {winner} holds five of eight cards"
+    );
+    for index in 0..5 {
+        delete_now(cluster, &namespace, &format!("{winner}-{index}")).await?;
+    }
+    whole_gang(cluster, &namespace, &[loser]).await.map(drop)
+}
+
+/// Waits until one of the gangs is bound wholly, and returns its name.
+async fn whole_gang<'a>(cluster: &mut Cluster, namespace: &str, gangs: &[&'a str]) -> Result<&'a str> {
+    let pods = cluster.pods(namespace);
+    // A gang that could not be completed is released after at most the extender's timeout, and tried again later.
+    cluster
+        .until(&format!("one of the gangs {gangs:?} to be bound"), EXTENDER_TIMEOUT + PATIENCE, || async {
+            let mut seen = String::new();
+            for gang in gangs {
+                let members = pods.list(&ListParams::default().labels(&format!("gang={gang}"))).await?.items;
+                let bound = members.iter().filter(|pod| node_of(pod).is_some()).count();
+                if bound == members.len() && bound > 0 {
+                    return Ok(Seen::Done(*gang));
+                }
+                seen.push_str(&format!("{gang}: {bound} of {} bound; ", members.len()));
+            }
+            Ok(Seen::NotYet(seen))
+        })
+        .await
+}
+
+async fn members(cluster: &Cluster, namespace: &str, gang: &str) -> Result<Vec<Pod>> {
+    Ok(cluster.pods(namespace).list(&ListParams::default().labels(&format!("gang={gang}"))).await?.items)
+}
+
+/// Creates the pods `<gang>-0…` of a whole card each.
+async fn gang(cluster: &Cluster, namespace: &str, gang: &str, size: usize, node: &str) -> Result<()> {
+    for index in 0..size {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {
+                "name": format!("{gang}-{index}"),
+                "labels": {"gang": gang},
+                "annotations": {GANG_NAME: gang, GANG_SIZE: size.to_string()},
+            },
+            "spec": on(node, shared_spec(100, 100)),
+        }))?;
+        cluster
+            .pods(namespace)
+            .create(&PostParams::default(), &pod)
+            .await
+            .with_context(|| format!("cannot create {gang}-{index}"))?;
+    }
+    Ok(())
+}
+
+/// A bind whose answer comes after the scheduler gave up: every pod ends bound once, and no card twice.
+pub(crate) async fn a_bind_that_outlives_its_caller_is_placed_once(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("late", &[]).await?;
+    let extender = cluster.kit.ports.extender[0];
+    let proxy = SlowProxy::start(extender, EXTENDER_TIMEOUT + Duration::from_secs(2)).await?;
+    cluster.schedule_with(Some(proxy.port()))?;
+    for index in 0..8 {
+        cluster.create_pod(&namespace, &format!("late-{index}"), on(&node, shared_spec(60, 60))).await?;
+    }
+    for index in 0..8 {
+        bound(cluster, &namespace, &format!("late-{index}")).await?;
+    }
+    // Until the scheduler has lived through its time-outs, and has tried again what it believes to have failed.
+    cluster.create_pod(&namespace, "too-many", on(&node, shared_spec(60, 60))).await?;
+    cluster.pending(&namespace, "too-many", EXTENDER_TIMEOUT + Duration::from_secs(5)).await?;
+    check_books(&cluster.pods(&namespace).list(&ListParams::default()).await?.items)?;
+    ensure!(proxy.held() >= 8, "only {} answers were late", proxy.held());
+    delete_now(cluster, &namespace, "late-0").await?;
+    bound(cluster, &namespace, "too-many").await?;
+    cluster.schedule_with(Some(extender))
+}
