@@ -129,6 +129,18 @@ impl Policies {
         Self { by_project, settings }
     }
 
+    /// The same, with the former policy of each of `names` that has none now: a policy that is invalid in its newest
+    /// form stays in force as it was.
+    #[must_use]
+    pub fn keeping<'n>(self, former: &Self, names: impl IntoIterator<Item = &'n str>) -> Self {
+        let mut policies: Vec<Policy> = self.iter().cloned().collect();
+        for name in names {
+            let known = policies.iter().any(|policy| policy.reference.name == name);
+            policies.extend(former.iter().filter(|policy| !known && policy.reference.name == name).cloned());
+        }
+        Self::new(policies, self.settings)
+    }
+
     /// Label keys and the like.
     #[must_use]
     pub fn settings(&self) -> &Settings {

@@ -7,6 +7,7 @@ use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::names;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation};
 use jsonptr::PointerBuf;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::convert::Conversions;
@@ -172,11 +173,11 @@ impl<'p, 'a> Edits<'p, 'a> {
     }
 
     fn edit_tolerations(&mut self, remove_keys: &[String], wanted: &[Value]) {
-        let raw = self.pod.spec.tolerations;
-        if raw.is_none() && wanted.is_empty() || remove_keys.is_empty() && wanted.is_empty() {
+        if remove_keys.is_empty() && wanted.is_empty() {
             return;
         }
-        let current: Option<Vec<Value>> = raw.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        // What is no list is no pod either: it is not overwritten, the API server will refuse it.
+        let Ok(current) = list(self.pod.spec.tolerations) else { return };
         let keyed = |entry: &Value| {
             let key = entry.get("key").and_then(Value::as_str);
             key.is_some_and(|key| remove_keys.iter().any(|remove| remove == key)) && !wanted.contains(entry)
@@ -200,8 +201,7 @@ impl<'p, 'a> Edits<'p, 'a> {
 
     fn add_gate(&mut self) {
         let gate = json!({ "name": names::GANG_GATE });
-        let current: Option<Vec<Value>> =
-            self.pod.spec.scheduling_gates.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        let Ok(current) = list(self.pod.spec.scheduling_gates) else { return };
         if current.iter().flatten().any(|has| *has == gate) {
             return;
         }
@@ -273,6 +273,10 @@ impl<'p, 'a> Edits<'p, 'a> {
             slot.env = env;
         }
     }
+}
+
+fn list(raw: Option<&RawValue>) -> Result<Option<Vec<Value>>, serde_json::Error> {
+    raw.map(|raw| serde_json::from_str(raw.get())).transpose()
 }
 
 fn at(place: Place, rest: &[&str]) -> Vec<String> {

@@ -193,7 +193,10 @@ impl<'a> ContainerView<'a> {
         if !text.contains(variable) && !text.contains('\\') {
             return EnvEntries { has_list: true, entries: Vec::new() };
         }
-        let Ok(Value::Array(entries)) = serde_json::from_str(text) else { return EnvEntries::default() };
+        // What is no list is no pod either; saying "there is a list" keeps it from being overwritten.
+        let Ok(Value::Array(entries)) = serde_json::from_str(text) else {
+            return EnvEntries { has_list: true, entries: Vec::new() };
+        };
         let ours = |entry: &Value| entry.get("name").and_then(Value::as_str) == Some(variable);
         let entries = entries.into_iter().enumerate().filter(|(_, entry)| ours(entry)).collect();
         EnvEntries { has_list: true, entries }

@@ -1,0 +1,217 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, ValueEnum};
+use gpu_migrate_model::names::{Dialect, LabelKeys};
+
+use crate::policy::Settings;
+use crate::register::Address;
+
+/// Mutating admission webhook: rewrites whole-card GPU requests into shares, project by project.
+///
+/// With --policy-file it needs no cluster. Without, it watches GPUMigrations and Namespaces.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpu-migrate-webhook", version)]
+pub struct Args {
+    /// Policies from a YAML stream of GPUMigrations and Namespaces instead of from the cluster; read again on change.
+    #[arg(long, env = "GPU_MIGRATE_POLICY_FILE", value_name = "FILE")]
+    pub policy_file: Option<PathBuf>,
+    /// Where the API server reaches us.
+    #[arg(long, env = "GPU_MIGRATE_BIND", default_value = "[::]:9443")]
+    pub bind: SocketAddr,
+    /// Plain port of /livez, /readyz and /metrics; empty for none.
+    #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9402")]
+    pub metrics_bind: String,
+    /// Kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's service account.
+    #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Our own namespace: holds the CA's Secret and is never looked at.
+    #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
+    pub namespace: String,
+    /// Name of this replica.
+    #[arg(long, env = "GPU_MIGRATE_IDENTITY")]
+    pub identity: Option<String>,
+    /// Certificates.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// The webhook configuration.
+    #[command(flatten)]
+    pub registration: RegistrationArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Names.
+    #[command(flatten)]
+    pub names: NameArgs,
+    /// Form of the log.
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines, one object a line.
+    Json,
+}
+
+/// Where certificates come from.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Certificates")]
+pub struct TlsArgs {
+    /// Folder with tls.crt and tls.key (and ca.crt), watched for changes. Without a tls.crt in it, a CA of our own is
+    /// made and kept there.
+    #[arg(long, env = "GPU_MIGRATE_TLS_DIR", value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
+    /// Secret in our namespace that holds the CA which replicas share; used where there is no --tls-dir.
+    #[arg(long, env = "GPU_MIGRATE_TLS_SECRET", default_value = "gpu-migrate-webhook-ca")]
+    pub tls_secret: String,
+    /// Further DNS names and IP addresses for the certificate.
+    #[arg(long = "tls-name", env = "GPU_MIGRATE_TLS_NAMES", value_delimiter = ',', value_name = "NAME")]
+    pub tls_names: Vec<String>,
+    /// How long a serving certificate lives; renewed at two thirds.
+    #[arg(long, env = "GPU_MIGRATE_CERTIFICATE_LIFETIME", default_value = "168h", value_parser = duration)]
+    pub certificate_lifetime: Duration,
+    /// How long the CA lives; renewed at two thirds, with both CAs in the bundle.
+    #[arg(long, env = "GPU_MIGRATE_CA_LIFETIME", default_value = "8760h", value_parser = duration)]
+    pub ca_lifetime: Duration,
+    /// Demand a client certificate signed by a CA in this PEM file.
+    #[arg(long, env = "GPU_MIGRATE_CLIENT_CA_FILE", value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// Names that client certificates may carry; default: any.
+    #[arg(long = "client-name", env = "GPU_MIGRATE_CLIENT_NAMES", value_delimiter = ',', requires = "client_ca_file", value_name = "NAME")]
+    pub client_names: Vec<String>,
+}
+
+/// Whether and how the webhook registers itself.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Registration")]
+pub struct RegistrationArgs {
+    /// Create and maintain the MutatingWebhookConfiguration.
+    #[arg(long, env = "GPU_MIGRATE_REGISTER")]
+    pub register: bool,
+    /// Do not create it, only keep its caBundle (a chart has created it).
+    #[arg(long, env = "GPU_MIGRATE_INJECT_CA", conflicts_with = "register")]
+    pub inject_ca: bool,
+    /// Service in front of the replicas: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
+    #[arg(long, env = "GPU_MIGRATE_SERVICE", value_parser = service, value_name = "NAMESPACE/NAME", conflicts_with = "service_url")]
+    pub service: Option<Address>,
+    /// Address for an API server outside the cluster network.
+    #[arg(long, env = "GPU_MIGRATE_SERVICE_URL", value_name = "URL")]
+    pub service_url: Option<String>,
+    /// How long the API server waits for an answer, seconds.
+    #[arg(long, env = "GPU_MIGRATE_TIMEOUT_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub timeout_seconds: u8,
+}
+
+/// What is held back.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Reviews at a time; more are answered with 503.
+    #[arg(long, env = "GPU_MIGRATE_MAX_IN_FLIGHT", default_value_t = 256)]
+    pub max_in_flight: usize,
+    /// Connections at a time; more wait.
+    #[arg(long, env = "GPU_MIGRATE_MAX_CONNECTIONS", default_value_t = 1024)]
+    pub max_connections: usize,
+    /// After SIGTERM: how long to go on accepting while endpoints propagate.
+    #[arg(long, env = "GPU_MIGRATE_DRAIN_DELAY", default_value = "5s", value_parser = duration)]
+    pub drain_delay: Duration,
+    /// Then: how long connections may take to finish.
+    #[arg(long, env = "GPU_MIGRATE_DRAIN_TIMEOUT", default_value = "15s", value_parser = duration)]
+    pub drain_timeout: Duration,
+}
+
+/// Names, for clusters that have their own.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Names")]
+pub struct NameArgs {
+    /// Namespace label that opts in.
+    #[arg(long, env = "GPU_MIGRATE_OPT_IN_LABEL", default_value_t = LabelKeys::default().opt_in)]
+    pub opt_in_label: String,
+    /// Pod label that opts out.
+    #[arg(long, env = "GPU_MIGRATE_OPT_OUT_LABEL", default_value_t = LabelKeys::default().opt_out)]
+    pub opt_out_label: String,
+    /// Pod or namespace label with the project.
+    #[arg(long, env = "GPU_MIGRATE_PROJECT_LABEL", default_value_t = LabelKeys::default().project)]
+    pub project_label: String,
+    /// Resource of whole cards.
+    #[arg(long, env = "GPU_MIGRATE_LEGACY_RESOURCE", default_value_t = Dialect::default().legacy)]
+    pub legacy_resource: String,
+    /// Resource of cores.
+    #[arg(long, env = "GPU_MIGRATE_CORE_RESOURCE", default_value_t = Dialect::default().cores)]
+    pub core_resource: String,
+    /// Resource of memory blocks.
+    #[arg(long, env = "GPU_MIGRATE_MEMORY_RESOURCE", default_value_t = Dialect::default().memory)]
+    pub memory_resource: String,
+}
+
+impl NameArgs {
+    /// As the policies take them.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        let Self { opt_in_label, opt_out_label, project_label, legacy_resource, core_resource, memory_resource } =
+            self.clone();
+        Settings {
+            dialect: Dialect {
+                legacy: legacy_resource,
+                cores: core_resource,
+                memory: memory_resource,
+                ..Dialect::default()
+            },
+            labels: LabelKeys { opt_in: opt_in_label, opt_out: opt_out_label, project: project_label },
+        }
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?}: expected a duration above zero such as 30s, 15m or 168h");
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
+    Duration::try_from(parsed).ok().filter(|duration| !duration.is_zero()).ok_or_else(wrong)
+}
+
+fn service(text: &str) -> Result<Address, String> {
+    let wrong = || format!("{text:?}: expected NAMESPACE/NAME or NAMESPACE/NAME:PORT");
+    let (namespace, rest) = text.split_once('/').ok_or_else(wrong)?;
+    let (name, port) = match rest.split_once(':') {
+        None => (rest, 443),
+        Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
+    };
+    if namespace.is_empty() || name.is_empty() || name.contains('/') {
+        return Err(wrong());
+    }
+    Ok(Address::Service { namespace: namespace.into(), name: name.into(), port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        let args = Args::parse_from(["gpu-migrate-webhook"]);
+        assert_eq!(args.tls.certificate_lifetime, Duration::from_secs(7 * 24 * 3600));
+        assert_eq!(args.names.settings(), Settings::default());
+    }
+
+    #[test]
+    fn bad_values_say_what_was_expected() {
+        for (arguments, expected) in [
+            (["--service", "x"], "expected NAMESPACE/NAME"),
+            (["--service", "a/b:c"], "expected NAMESPACE/NAME"),
+            (["--drain-delay", "soon"], "expected a duration"),
+            (["--drain-delay", "0s"], "expected a duration above zero"),
+            (["--timeout-seconds", "31"], "31 is not in 1..=30"),
+        ] {
+            let error = Args::try_parse_from(["w", arguments[0], arguments[1]]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

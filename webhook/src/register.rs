@@ -1,0 +1,185 @@
+//! The webhook configuration: which pods the API server sends us. Pure here; `registrar` keeps it in the cluster.
+//!
+//! Selectors and CEL keep the webhook out of everything that did not ask for it: an outage reaches opted-in namespaces
+//! only, and there a pod stays legacy (`failurePolicy: Ignore`).
+
+use std::collections::BTreeSet;
+
+use base64::Engine;
+use gpu_migrate_certs::Bundle;
+use gpu_migrate_model::names;
+use serde_json::{Value, json};
+
+use crate::policy::Settings;
+
+/// Name of the MutatingWebhookConfiguration, the ValidatingAdmissionPolicy and its binding.
+pub const NAME: &str = "gpu-migrate";
+/// Path that reviews are posted to.
+pub const PATH: &str = "/mutate";
+
+/// How the API server reaches us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Through a Service.
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its port.
+        port: u16,
+    },
+    /// By URL, for an API server outside the cluster network.
+    Url(String),
+}
+
+/// What the configuration depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// How we are reached.
+    pub address: Address,
+    /// Our own namespace, which is never looked at.
+    pub own_namespace: String,
+    /// Label keys and resource names.
+    pub settings: Settings,
+    /// Resources besides the whole card that some policy converts: MIG profiles, time-sliced cards.
+    pub mapped: BTreeSet<String>,
+    /// How long the API server waits for us, 1 to 30 s.
+    pub timeout_seconds: u8,
+}
+
+impl Registration {
+    /// For an address, with everything else by default.
+    #[must_use]
+    pub fn new(address: Address, own_namespace: &str) -> Self {
+        let settings = Settings::default();
+        Self { address, own_namespace: own_namespace.into(), settings, mapped: BTreeSet::new(), timeout_seconds: 5 }
+    }
+
+    /// CEL: whether any container asks for one of `resources`.
+    fn asks_for(&self) -> String {
+        let names = std::iter::once(&self.settings.dialect.legacy).chain(&self.mapped);
+        let asks = |list: &str| {
+            let each = names.clone().map(|name| format!("'{name}' in c.resources.{list}"));
+            format!("(has(c.resources.{list}) && ({}))", each.collect::<Vec<_>>().join(" || "))
+        };
+        format!(
+            "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, \
+             has(c.resources) && ({} || {}))",
+            asks("limits"),
+            asks("requests"),
+        )
+    }
+
+    fn namespace_selector(&self, guarded: bool) -> Value {
+        let mut labels = serde_json::Map::new();
+        labels.insert(self.settings.labels.opt_in.clone(), "true".into());
+        if guarded {
+            labels.insert(names::VOID_GUARD.to_owned(), "true".into());
+        }
+        let mut never = vec!["kube-system", "kube-node-lease"];
+        if !self.own_namespace.is_empty() && !never.contains(&self.own_namespace.as_str()) {
+            never.push(&self.own_namespace);
+        }
+        json!({
+            "matchLabels": labels,
+            "matchExpressions": [{ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": never }],
+        })
+    }
+
+    fn object_selector(&self) -> Value {
+        json!({ "matchExpressions": [{ "key": self.settings.labels.opt_out, "operator": "NotIn", "values": ["true"] }] })
+    }
+
+    fn client_config(&self, bundle: Option<&Bundle>) -> Value {
+        let mut config = match &self.address {
+            Address::Service { namespace, name, port } => {
+                json!({ "service": { "namespace": namespace, "name": name, "port": port, "path": PATH } })
+            }
+            Address::Url(url) => json!({ "url": format!("{}{PATH}", url.trim_end_matches('/')) }),
+        };
+        if let Some(bundle) = bundle {
+            config["caBundle"] = base64::engine::general_purpose::STANDARD.encode(&bundle.0).into();
+        }
+        config
+    }
+
+    fn webhook(&self, name: &str, guarded: bool, condition: Value, bundle: Option<&Bundle>) -> Value {
+        let not_mirror = "!has(object.metadata.annotations) || \
+                          !('kubernetes.io/config.mirror' in object.metadata.annotations)";
+        json!({
+            "name": name,
+            "clientConfig": self.client_config(bundle),
+            "rules": [pod_creation()],
+            "namespaceSelector": self.namespace_selector(guarded),
+            "objectSelector": self.object_selector(),
+            "matchConditions": [condition, { "name": "not-a-mirror-pod", "expression": not_mirror }],
+            "matchPolicy": "Equivalent",
+            "failurePolicy": "Ignore",
+            "sideEffects": "None",
+            "reinvocationPolicy": "IfNeeded",
+            "timeoutSeconds": self.timeout_seconds,
+            "admissionReviewVersions": ["v1"],
+        })
+    }
+
+    /// The MutatingWebhookConfiguration. Without a bundle the `caBundle` is left to whoever injects it.
+    ///
+    /// Pods that ask for cards go to `pods.gpu-migrate.io`; in guarded namespaces the others go to
+    /// `guard.gpu-migrate.io`. No pod goes to both.
+    #[must_use]
+    pub fn mutating(&self, bundle: Option<&Bundle>) -> Value {
+        let asks = self.asks_for();
+        let pods = json!({ "name": "asks-for-cards", "expression": asks });
+        let guard = json!({ "name": "asks-for-no-card", "expression": format!("!{asks}") });
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": { "name": NAME, "labels": labels() },
+            "webhooks": [
+                self.webhook("pods.gpu-migrate.io", false, pods, bundle),
+                self.webhook("guard.gpu-migrate.io", true, guard, bundle),
+            ],
+        })
+    }
+
+    /// The backstop for those who want no pod to slip through while the webhook is away: a ValidatingAdmissionPolicy
+    /// and its binding. It sees pods after all mutation; one that still asks for whole cards was not converted.
+    /// `refuse` denies it, otherwise it is reported as a warning and in the audit log.
+    #[must_use]
+    pub fn admission_policy(&self, refuse: bool) -> [Value; 2] {
+        let actions = if refuse { json!(["Deny"]) } else { json!(["Warn", "Audit"]) };
+        let legacy = &self.settings.dialect.legacy;
+        let message = format!("this pod asks for {legacy}, but its namespace is opted in to shares: it was not converted");
+        let policy = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": { "name": NAME, "labels": labels() },
+            "spec": {
+                "failurePolicy": "Ignore",
+                "matchConstraints": {
+                    "resourceRules": [pod_creation()],
+                    "namespaceSelector": self.namespace_selector(false),
+                    "objectSelector": self.object_selector(),
+                    "matchPolicy": "Equivalent",
+                },
+                "validations": [{ "expression": format!("!{}", self.asks_for()), "message": message, "reason": "Forbidden" }],
+            },
+        });
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": { "name": NAME, "labels": labels() },
+            "spec": { "policyName": NAME, "validationActions": actions },
+        });
+        [policy, binding]
+    }
+}
+
+fn labels() -> Value {
+    json!({ "app.kubernetes.io/name": "gpu-migrate", "app.kubernetes.io/component": "webhook" })
+}
+
+fn pod_creation() -> Value {
+    json!({ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced" })
+}

@@ -1,0 +1,167 @@
+//! Policies from GPUMigration objects and labels from Namespaces, both watched. Nothing is asked while a review waits.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::StreamExt;
+use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::names;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::conditions::{self, Verdict};
+use super::Store;
+
+/// The two watches.
+pub struct ClusterSource {
+    client: Client,
+    store: Store,
+    label_keys: Vec<String>,
+    ready: Arc<Ready>,
+}
+
+#[derive(Default)]
+struct Ready {
+    policies: AtomicBool,
+    namespaces: AtomicBool,
+}
+
+/// Says whether both watches have listed everything once.
+#[derive(Clone)]
+pub struct Listed(Arc<Ready>);
+
+impl Listed {
+    /// What is still missing.
+    ///
+    /// # Errors
+    /// The kind that has not been listed.
+    pub fn check(&self) -> Result<(), String> {
+        match (self.0.policies.load(Ordering::Acquire), self.0.namespaces.load(Ordering::Acquire)) {
+            (false, _) => Err("GPUMigrations are not listed yet".into()),
+            (_, false) => Err("Namespaces are not listed yet".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+type Guarded = DeserializeGuard<GPUMigration>;
+
+impl ClusterSource {
+    /// Watches through `client` into `store`.
+    #[must_use]
+    pub fn new(client: Client, store: Store) -> Self {
+        let labels = &store.settings.labels;
+        let label_keys = vec![labels.opt_in.clone(), labels.project.clone(), names::VOID_GUARD.to_owned()];
+        Self { client, store, label_keys, ready: Arc::default() }
+    }
+
+    /// A part of readiness.
+    #[must_use]
+    pub fn listed(&self) -> Listed {
+        Listed(Arc::clone(&self.ready))
+    }
+
+    /// Watches until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let (verdicts, receiver) = mpsc::channel(64);
+        let reporting = tokio::spawn(conditions::run(self.client.clone(), receiver));
+        let mut policies = Gathered::<Guarded>::default();
+        let mut namespaces = Gathered::<Arc<BTreeMap<String, String>>>::default();
+        let api = Api::<Guarded>::all(self.client.clone());
+        let mut policy_events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+        let api = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
+        let mut namespace_events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(event) = policy_events.next() => match event {
+                    Ok(event) => if policies.take(event, Guarded::clone) {
+                        self.ready.policies.store(true, Ordering::Release);
+                        self.publish(&policies.live, &verdicts).await;
+                    },
+                    Err(error) => self.failed("GPUMigrations", &error),
+                },
+                Some(event) = namespace_events.next() => match event {
+                    Ok(event) => if namespaces.take(event, |namespace| self.labels(namespace)) {
+                        self.ready.namespaces.store(true, Ordering::Release);
+                        self.store.set_namespaces(namespaces.live.clone());
+                    },
+                    Err(error) => self.failed("Namespaces", &error),
+                },
+                else => break,
+            }
+        }
+        reporting.abort();
+    }
+
+    fn failed(&self, what: &str, error: &watcher::Error) {
+        self.store.count_error();
+        tracing::warn!(%error, "watch of {what}; what is known stays in force");
+    }
+
+    /// Only the labels that decide: namespaces carry many others.
+    fn labels(&self, namespace: &PartialObjectMeta<Namespace>) -> Arc<BTreeMap<String, String>> {
+        let labels = namespace.labels();
+        let ours = self.label_keys.iter().filter_map(|key| labels.get_key_value(key));
+        Arc::new(ours.map(|(key, value)| (key.clone(), value.clone())).collect())
+    }
+
+    async fn publish(&self, live: &HashMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
+        let readable: Vec<&GPUMigration> = live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
+        let broken = live.values().filter_map(|guarded| guarded.0.as_ref().err());
+        let unreadable: Vec<String> = broken.clone().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
+        let rejected = self.store.set_policies(readable.iter().copied(), &unreadable);
+        let mut report: Vec<Verdict> = broken.map(Verdict::unreadable).collect();
+        report.extend(readable.iter().map(|migration| {
+            let name = migration.name_any();
+            Verdict::on(migration, rejected.iter().find(|bad| bad.name == name).map(|bad| &bad.reason))
+        }));
+        // A full queue only means that an older report is still on its way; the next change sends a newer one.
+        let _ = verdicts.try_send(report);
+    }
+}
+
+/// What a watch has shown so far, by name.
+struct Gathered<V> {
+    live: HashMap<String, V>,
+    listing: Option<HashMap<String, V>>,
+}
+
+impl<V> Default for Gathered<V> {
+    fn default() -> Self {
+        Self { live: HashMap::new(), listing: None }
+    }
+}
+
+impl<V> Gathered<V> {
+    /// Takes an event; true when `live` has changed. A new listing replaces everything at its end, not before.
+    fn take<K: kube::Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
+        match event {
+            Event::Init => {
+                self.listing = Some(HashMap::new());
+                false
+            }
+            Event::InitApply(object) => {
+                self.listing.get_or_insert_default().insert(object.name_any(), value(&object));
+                false
+            }
+            Event::InitDone => {
+                self.live = self.listing.take().unwrap_or_default();
+                true
+            }
+            Event::Apply(object) => {
+                self.live.insert(object.name_any(), value(&object));
+                true
+            }
+            Event::Delete(object) => self.live.remove(&object.name_any()).is_some(),
+        }
+    }
+}
+

@@ -1,0 +1,118 @@
+//! Tells owners in the status of each GPUMigration whether the webhook can use it: the condition `PolicyValid`.
+
+use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::names::{GROUP, VERSION};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::core::error_boundary::InvalidObject;
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::compile::PolicyError;
+
+const TYPE: &str = "PolicyValid";
+/// Field manager of everything that the webhook writes.
+pub(crate) const MANAGER: &str = "gpu-migrate-webhook";
+
+/// What the webhook thinks of one policy, and what its status says now.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    name: String,
+    generation: i64,
+    fault: Option<String>,
+    current: Option<Condition>,
+}
+
+impl Verdict {
+    pub(super) fn on(migration: &GPUMigration, fault: Option<&PolicyError>) -> Self {
+        let conditions = migration.status.iter().flat_map(|status| &status.conditions);
+        Self {
+            name: migration.name_any(),
+            generation: migration.metadata.generation.unwrap_or_default(),
+            fault: fault.map(ToString::to_string),
+            current: conditions.into_iter().find(|condition| condition.type_ == TYPE).cloned(),
+        }
+    }
+
+    pub(super) fn unreadable(object: &InvalidObject) -> Self {
+        tracing::warn!(policy = ?object.metadata.name, error = object.error, "GPUMigration cannot be read");
+        Self {
+            name: object.metadata.name.clone().unwrap_or_default(),
+            generation: object.metadata.generation.unwrap_or_default(),
+            fault: Some(object.error.clone()),
+            current: None,
+        }
+    }
+
+    /// The condition to write; `None` where the status says so already.
+    fn condition(&self, now: Timestamp) -> Option<Value> {
+        let (status, reason) = if self.fault.is_none() { ("True", "Accepted") } else { ("False", "Invalid") };
+        let message = match &self.fault {
+            None => "the webhook uses this policy".to_owned(),
+            Some(fault) => format!("{fault}; the last good form stays in force"),
+        };
+        let same = |current: &Condition| {
+            current.status == status
+                && current.message == message
+                && current.observed_generation == Some(self.generation)
+        };
+        if self.current.as_ref().is_some_and(same) {
+            return None;
+        }
+        let kept = self.current.as_ref().filter(|current| current.status == status);
+        let since = kept.map_or(now, |current| current.last_transition_time.0);
+        Some(json!({
+            "type": TYPE, "status": status, "reason": reason, "message": message,
+            "observedGeneration": self.generation, "lastTransitionTime": format!("{since:.0}"),
+        }))
+    }
+}
+
+/// Writes conditions as reports come in. A failed write is logged: status is never needed to rebuild state.
+pub(super) async fn run(client: Client, mut reports: mpsc::Receiver<Vec<Verdict>>) {
+    let kind = GroupVersionKind::gvk(GROUP, VERSION, "GPUMigration");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "gpumigrations");
+    let api: Api<DynamicObject> = Api::all_with(client, &resource);
+    while let Some(report) = reports.recv().await {
+        for verdict in report {
+            let Some(condition) = verdict.condition(Timestamp::now()) else { continue };
+            let patch = json!({
+                "apiVersion": resource.api_version, "kind": resource.kind,
+                "metadata": { "name": verdict.name }, "status": { "conditions": [condition] },
+            });
+            let parameters = PatchParams::apply(MANAGER).force();
+            if let Err(error) = api.patch_status(&verdict.name, &parameters, &Patch::Apply(patch)).await {
+                tracing::warn!(policy = verdict.name, %error, "condition not written");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(fault: Option<&str>, current: Option<Value>) -> Verdict {
+        let current = current.map(|value| serde_json::from_value(value).unwrap());
+        Verdict { name: "p".into(), generation: 2, fault: fault.map(Into::into), current }
+    }
+
+    #[test]
+    fn a_condition_is_written_once_and_keeps_its_transition_time() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let first = verdict(None, None).condition(now).unwrap();
+        assert_eq!((&first["status"], &first["observedGeneration"]), (&json!("True"), &json!(2)));
+        assert_eq!(verdict(None, Some(first.clone())).condition(now), None);
+        let later = Timestamp::from_second(1_800_000_500).unwrap();
+        let mut old = first.clone();
+        old["observedGeneration"] = json!(1);
+        let renewed = verdict(None, Some(old)).condition(later).unwrap();
+        assert_eq!(renewed["lastTransitionTime"], first["lastTransitionTime"]);
+        let bad = verdict(Some("spec.project: \"\""), Some(first.clone())).condition(later).unwrap();
+        assert_eq!(bad["status"], "False");
+        assert!(bad["message"].as_str().unwrap().contains("spec.project"));
+        assert_ne!(bad["lastTransitionTime"], first["lastTransitionTime"]);
+    }
+}
