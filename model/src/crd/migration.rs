@@ -314,7 +314,7 @@ pub struct Wave {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Gate {
-    /// All workloads of the wave are ready within this many seconds.
+    /// The wave gets on within this many seconds: one more of its workloads is ready.
     pub ready_within_seconds: u32,
     /// They stay so for this many seconds.
     pub soak_seconds: u32,
@@ -355,7 +355,7 @@ pub struct GPUMigrationStatus {
     /// Number of the current wave, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wave: Option<u32>,
-    /// When the current wave began, RFC 3339.
+    /// When the current wave last got on, RFC 3339: it began, or one of its workloads arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wave_started_at: Option<String>,
     /// When all workloads of the current wave were ready, RFC 3339.
