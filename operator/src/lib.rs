@@ -1,1 +1,3 @@
 //! Control loops for GPUConfig and GPUMigration.
+
+pub mod waves;

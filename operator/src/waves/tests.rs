@@ -1,0 +1,447 @@
+//! The state machine against a cluster that is nothing but numbers: tables for what must happen, random histories for
+//! what must never happen.
+
+use super::*;
+use gpu_migrate_model::crd::{
+    Direction, GPUMigrationSpec, Gate, GateQuery, MigrationMode, MigrationPhase as Phase, Rollout, Wave,
+    WorkloadState,
+};
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+/// One workload: how long its pods take, and what is wrong with it when it runs on shares.
+#[derive(Clone, Debug)]
+struct Pods {
+    key: Key,
+    sent: bool,
+    /// Ticks until its pods are ready.
+    left: u32,
+    takes: u32,
+    breaks: bool,
+}
+
+/// The project, the policy, what is stored of it, and the time.
+struct World {
+    spec: GPUMigrationSpec,
+    generation: i64,
+    status: gpu_migrate_model::crd::GPUMigrationStatus,
+    pods: Vec<Pods>,
+    now: Timestamp,
+    answer: Option<Result<f64, String>>,
+    events: Vec<String>,
+    born: usize,
+}
+
+fn key(number: usize) -> Key {
+    Key { kind: "Deployment".into(), namespace: "ns".into(), name: format!("w{number}") }
+}
+
+fn percent(percent: u32) -> Wave {
+    Wave { percent: Some(percent), workloads: None }
+}
+
+impl World {
+    fn new(workloads: usize, waves: Vec<Wave>) -> Self {
+        let gate = Gate { ready_within_seconds: 100, soak_seconds: 20, max_restarts: 3, query: None };
+        let rollout = Rollout { waves, gate, ..Rollout::default() };
+        let spec = GPUMigrationSpec {
+            project: "p".into(),
+            mode: MigrationMode::Enforce,
+            rollout,
+            ..GPUMigrationSpec::default()
+        };
+        let pods = (0..workloads)
+            .map(|n| Pods { key: key(n), sent: false, left: 0, takes: 2, breaks: false })
+            .collect();
+        Self {
+            spec,
+            generation: 1,
+            status: Default::default(),
+            pods,
+            now: Timestamp::from_second(1_800_000_000).unwrap(),
+            answer: None,
+            events: Vec::new(),
+            born: workloads,
+        }
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        let seen = |pods: &Pods| Seen {
+            key: pods.key.clone(),
+            means: Means::Restart,
+            sent: pods.sent,
+            settled: pods.left == 0 && !(pods.sent && pods.breaks),
+            restarts: 0,
+            unconverted: 0,
+        };
+        self.pods.iter().map(seen).collect()
+    }
+
+    fn decide(&self) -> Decision {
+        step(Input {
+            spec: &self.spec,
+            generation: self.generation,
+            status: &self.status,
+            seen: &self.seen(),
+            answer: self.answer.as_ref(),
+            now: self.now,
+        })
+    }
+
+    fn act(&mut self, action: &Action) {
+        let (key, sent) = match action {
+            Action::Send(key) => (key, true),
+            Action::TakeBack(key) => (key, false),
+        };
+        let pods = self.pods.iter_mut().find(|pods| pods.key == *key).unwrap();
+        if pods.sent != sent {
+            (pods.sent, pods.left) = (sent, pods.takes);
+        }
+    }
+
+    /// Five seconds pass, a decision is made, written down and carried out.
+    fn tick(&mut self) -> Decision {
+        self.now += SignedDuration::from_secs(5);
+        for pods in &mut self.pods {
+            pods.left = pods.left.saturating_sub(1);
+        }
+        let decision = self.decide();
+        self.status = decision.status.clone();
+        self.events.extend(decision.event.iter().map(|(reason, _)| (*reason).to_owned()));
+        for action in &decision.actions {
+            self.act(action);
+        }
+        decision
+    }
+
+    fn ticks(&mut self, count: usize) {
+        for _ in 0..count {
+            self.tick();
+        }
+    }
+
+    fn sent(&self) -> BTreeSet<usize> {
+        (0..self.pods.len()).filter(|n| self.pods[*n].sent).collect()
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut GPUMigrationSpec)) {
+        change(&mut self.spec);
+        self.generation += 1;
+    }
+}
+
+fn named(numbers: &[usize]) -> Wave {
+    Wave { percent: None, workloads: Some(numbers.iter().map(|n| key(*n).to_string()).collect()) }
+}
+
+#[test]
+fn three_waves_go_one_after_the_other() {
+    let mut world = World::new(3, vec![named(&[1]), named(&[0]), percent(100)]);
+    world.tick();
+    assert_eq!((world.status.phase, world.status.wave, world.sent()), (Phase::Running, Some(0), [1].into()));
+    world.ticks(2);
+    assert_eq!((world.status.phase, world.sent()), (Phase::Gating, [1].into()), "ready, and watched");
+    world.ticks(4);
+    assert_eq!((world.status.wave, world.sent()), (Some(1), [0, 1].into()));
+    world.ticks(20);
+    assert_eq!((world.status.phase, world.sent()), (Phase::Complete, [0, 1, 2].into()));
+    assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveStarted", "Complete"]);
+    assert!(world.status.workloads.iter().all(|w| w.state == WorkloadState::Ready));
+    let decision = world.tick();
+    assert_eq!((decision.actions.len(), decision.event), (0, None), "and then there is peace");
+}
+
+#[test]
+fn a_broken_second_wave_goes_back_and_the_first_stays() {
+    let mut world = World::new(4, vec![named(&[0]), named(&[1, 2]), percent(100)]);
+    world.pods[2].breaks = true;
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.status.wave, world.sent()), (Phase::Failed, Some(1), [0].into()));
+    assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveFailed", "WaveTakenBack"]);
+    let state = |n: usize| world.status.workloads.iter().find(|w| w.name == format!("w{n}")).unwrap().state;
+    assert_eq!(
+        [state(0), state(1), state(2), state(3)],
+        [WorkloadState::Ready, WorkloadState::RolledBack, WorkloadState::RolledBack, WorkloadState::Pending]
+    );
+    world.ticks(100);
+    assert_eq!(world.sent(), [0].into(), "it does not try again by itself");
+    world.pods[2].breaks = false;
+    world.edit(|_| ());
+    world.ticks(60);
+    assert_eq!(
+        (world.status.phase, world.sent().len()),
+        (Phase::Complete, 4),
+        "it does once the policy is edited"
+    );
+}
+
+#[test]
+fn the_reason_names_the_workload_and_the_limit() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.pods[0].breaks = true;
+    let said = (0..40).map(|_| world.tick().why).find(|why| why.contains("failed")).unwrap();
+    assert_eq!(
+        said,
+        "wave 1 of 1 failed: 1 of 1 workloads not ready, and nothing got on for 100 s; first Deployment/ns/w0"
+    );
+}
+
+#[test]
+fn a_big_wave_one_by_one_has_time_for_each() {
+    let mut world = World::new(40, vec![percent(100)]);
+    world.ticks(200);
+    assert_eq!(world.status.phase, Phase::Complete);
+}
+
+#[test]
+fn pause_holds_and_gives_the_wave_its_time_again() {
+    let mut world = World::new(3, vec![percent(100)]);
+    world.tick();
+    world.edit(|spec| spec.rollout.paused = true);
+    world.ticks(200);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Paused, 1));
+    world.edit(|spec| spec.rollout.paused = false);
+    world.ticks(30);
+    assert_eq!(world.status.phase, Phase::Complete);
+}
+
+#[test]
+fn undo_takes_all_back_and_a_change_of_mind_goes_forward_again() {
+    let mut world = World::new(4, vec![percent(50), percent(100)]);
+    world.ticks(60);
+    assert_eq!(world.status.phase, Phase::Complete);
+    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.ticks(3);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::RollingBack, 2));
+    world.edit(|spec| spec.rollout.direction = Direction::Forward);
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Complete, 4));
+    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+    assert_eq!(world.events.last().unwrap(), "TakenBack");
+}
+
+#[test]
+fn the_query_decides_after_the_soak() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.spec.rollout.gate.query =
+        Some(GateQuery { url: "http://p".into(), promql: "errors".into(), max: 0.5 });
+    let asked = (0..20).find(|_| world.tick().ask);
+    assert!(asked.is_some() && world.status.phase == Phase::Gating);
+    world.answer = Some(Err("connection refused".into()));
+    world.ticks(100);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Gating, 1), "not knowing holds");
+    world.answer = Some(Ok(0.6));
+    world.ticks(5);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Failed, 0));
+    world.edit(|_| ());
+    world.answer = Some(Ok(0.5));
+    world.ticks(20);
+    assert_eq!(world.status.phase, Phase::Complete);
+}
+
+#[test]
+fn pods_that_were_not_converted_do_not_count_as_arrived() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.ticks(4);
+    let mut seen = world.seen();
+    seen[0].unconverted = 2;
+    let decision = step(Input {
+        spec: &world.spec,
+        generation: 1,
+        status: &world.status,
+        seen: &seen,
+        answer: None,
+        now: world.now,
+    });
+    assert_eq!(decision.status.phase, Phase::Running);
+    assert_eq!(
+        decision.status.workloads[0].reason.as_deref(),
+        Some("2 pods were not converted: is the webhook there?")
+    );
+}
+
+#[test]
+fn what_is_not_enforced_is_not_touched() {
+    for mode in [MigrationMode::Off, MigrationMode::Audit] {
+        let mut world = World::new(3, vec![percent(100)]);
+        world.spec.mode = mode;
+        world.ticks(10);
+        assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+    }
+    let mut world = World::new(3, vec![]);
+    world.ticks(10);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+}
+
+#[test]
+fn a_percentage_is_of_workloads_and_rounds_up() {
+    let seen = World::new(10, vec![]).seen();
+    let of = |waves: &[u32]| {
+        let waves = waves.iter().map(|p| percent(*p)).collect::<Vec<_>>();
+        let assigned = assign(&waves, &seen, &Default::default());
+        (0..waves.len() as u32)
+            .map(|wave| assigned.values().filter(|w| **w == wave).count())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[10, 50, 100]), [1, 4, 5]);
+    assert_eq!(of(&[1]), [1]);
+    assert_eq!(of(&[0, 33]), [0, 4]);
+    assert_eq!(of(&[50, 20]), [5, 0], "a smaller number later takes nobody back");
+}
+
+#[test]
+fn a_key_reads_back() {
+    assert_eq!(key(3).to_string().parse(), Ok(key(3)));
+    for bad in ["", "a", "a/b", "a/b/c/d", "a//c"] {
+        assert!(bad.parse::<Key>().unwrap_err().contains("expected Kind/namespace/name"), "{bad}");
+    }
+}
+
+/// What may happen between two ticks.
+#[derive(Clone, Debug)]
+enum Happening {
+    Tick,
+    /// The operator dies after the status is written and some actions are done.
+    CrashAfter(usize),
+    /// It dies before the status is written, its actions all done.
+    LostStatus,
+    Break(usize),
+    Mend(usize),
+    Pause(bool),
+    Appear,
+    Vanish(usize),
+    Touch,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        20 => Just(Happening::Tick),
+        2 => (0..3usize).prop_map(Happening::CrashAfter),
+        1 => Just(Happening::LostStatus),
+        1 => (0..8usize).prop_map(Happening::Break),
+        2 => (0..8usize).prop_map(Happening::Mend),
+        1 => any::<bool>().prop_map(Happening::Pause),
+        1 => Just(Happening::Appear),
+        1 => (0..8usize).prop_map(Happening::Vanish),
+        1 => Just(Happening::Touch),
+    ]
+}
+
+impl World {
+    fn happen(&mut self, happening: &Happening) {
+        let before = (self.status.clone(), self.sent());
+        match happening {
+            Happening::Tick => drop(self.tick()),
+            Happening::CrashAfter(done) => {
+                let decision = self.decide();
+                self.status = decision.status.clone();
+                decision.actions.iter().take(*done).for_each(|action| self.act(action));
+            }
+            Happening::LostStatus => {
+                let decision = self.decide();
+                decision.actions.iter().for_each(|action| self.act(action));
+            }
+            Happening::Break(n) | Happening::Mend(n) => {
+                if let Some(pods) = self.pods.get_mut(*n) {
+                    pods.breaks = matches!(happening, Happening::Break(_));
+                }
+            }
+            Happening::Pause(paused) => self.edit(|spec| spec.rollout.paused = *paused),
+            Happening::Appear => {
+                self.born += 1;
+                self.pods.push(Pods { key: key(self.born), sent: false, left: 0, takes: 1, breaks: false });
+            }
+            Happening::Vanish(n) => {
+                if *n < self.pods.len() && self.pods.len() > 1 {
+                    self.pods.remove(*n);
+                    return;
+                }
+            }
+            Happening::Touch => self.edit(|_| ()),
+        }
+        self.check(&before.0, &before.1, happening);
+    }
+
+    /// What holds after every happening.
+    fn check(
+        &self,
+        before: &gpu_migrate_model::crd::GPUMigrationStatus,
+        sent: &BTreeSet<usize>,
+        what: &Happening,
+    ) {
+        let now = self.sent();
+        let newly = now.difference(sent).count();
+        let moving = self.pods.iter().filter(|p| p.sent && p.left > 0).count();
+        assert!(newly <= self.spec.rollout.max_unavailable as usize, "{what:?}: {newly} at once");
+        if newly > 0 {
+            assert!(moving <= self.spec.rollout.max_unavailable as usize, "{what:?}: {moving} under way");
+            assert!(!self.spec.rollout.paused, "nothing is begun while paused");
+        }
+        // Nothing that was sent in an earlier wave goes back because a later one failed.
+        if before.phase == Phase::RollingBack && self.status.phase == Phase::RollingBack {
+            assert_eq!(before.wave, self.status.wave);
+        }
+        // A failed wave left nothing behind of its own.
+        if self.status.phase == Phase::Failed && before.phase == Phase::RollingBack {
+            let waves = assign(&self.spec.rollout.waves, &self.seen(), &self.status);
+            for pods in self.pods.iter().filter(|p| p.sent) {
+                assert_ne!(waves.get(&pods.key), self.status.wave.as_ref(), "{} was left behind", pods.key);
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Crashes, lost writes, broken workloads, pauses, workloads that come and go: never more than allowed at once,
+    /// never something begun while paused, never a failed wave left half done; and when the trouble ends, it ends.
+    #[test]
+    fn no_history_breaks_the_rules(
+        workloads in 1..8usize,
+        waves in proptest::collection::vec(1..=100u32, 1..4),
+        at_once in 1..4u32,
+        history in proptest::collection::vec(happening(), 0..120),
+    ) {
+        let mut waves = waves;
+        waves.sort_unstable();
+        waves.push(100);
+        let mut world = World::new(workloads, waves.into_iter().map(percent).collect());
+        world.spec.rollout.max_unavailable = at_once;
+        for what in &history {
+            world.happen(what);
+        }
+        for pods in &mut world.pods {
+            pods.breaks = false;
+        }
+        world.edit(|spec| spec.rollout.paused = false);
+        // A wave that is being taken back ends as failed first; one more edit begins it again.
+        for _ in 0..2 {
+            world.ticks(400);
+            world.edit(|_| ());
+        }
+        world.ticks(400);
+        prop_assert_eq!(world.status.phase, Phase::Complete);
+        prop_assert!(world.pods.iter().all(|pods| pods.sent));
+    }
+
+    /// A wave is not begun before every workload of the waves before it has arrived.
+    #[test]
+    fn waves_do_not_overtake(workloads in 1..8usize, first in 1..100u32, at_once in 1..4u32) {
+        let mut world = World::new(workloads, vec![percent(first), percent(100)]);
+        world.spec.rollout.max_unavailable = at_once;
+        let waves = assign(&world.spec.rollout.waves, &world.seen(), &world.status);
+        for _ in 0..200 {
+            let before = world.seen();
+            let decision = world.tick();
+            for action in &decision.actions {
+                let Action::Send(sent) = action else { continue };
+                let behind = before.iter().filter(|one| waves[&one.key] < waves[sent]);
+                // `before` is from before this tick's five seconds; what is still under way has one tick left at most.
+                prop_assert!(behind.clone().all(|one| one.sent), "{sent} overtook");
+            }
+        }
+        prop_assert_eq!(world.status.phase, Phase::Complete);
+    }
+}
