@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
 
 use crate::metrics::Metrics;
-use crate::review::{Snapshot, answer};
+use crate::review::{Answer, ReviewError, Snapshot};
 
 /// What the API server sends at most: an object of 3 MiB twice, and some more. As in controller-runtime.
 pub const LARGEST_BODY: usize = 7 << 20;
@@ -30,6 +30,8 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(30);
 /// What the handlers share.
 #[derive(Clone)]
 pub struct Context {
+    /// Decides: [`crate::review::answer`].
+    pub answer: fn(&[u8], &Snapshot) -> Result<Answer, ReviewError>,
     /// What reviews are decided by.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     /// What is counted.
@@ -46,7 +48,8 @@ impl Context {
     #[must_use]
     pub fn new(snapshot: Arc<ArcSwap<Snapshot>>, metrics: Metrics, in_flight: usize) -> Self {
         let leaving = Arc::new(AtomicBool::new(false));
-        Self { snapshot, metrics, slots: Arc::new(Semaphore::new(in_flight)), leaving }
+        let slots = Arc::new(Semaphore::new(in_flight));
+        Self { answer: crate::review::answer, snapshot, metrics, slots, leaving }
     }
 }
 
@@ -106,7 +109,7 @@ async fn review(context: &Context, request: Request) -> Result<Response, Rejecti
     let began = Instant::now();
     let snapshot = context.snapshot.load();
     // A fault of ours in one review must not take the others' connections down with it.
-    let answered = catch_unwind(AssertUnwindSafe(|| answer(&body, &snapshot)));
+    let answered = catch_unwind(AssertUnwindSafe(|| (context.answer)(&body, &snapshot)));
     let answer = match answered {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(Rejection::new(StatusCode::BAD_REQUEST, "malformed", error.to_string())),

@@ -1,0 +1,131 @@
+//! Cases in few words: a pod, its namespace and policies, and what comes of it.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+
+use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_webhook::plan::{Subject, rewrite_template};
+use gpu_migrate_webhook::policy::{Policies, Settings};
+use json_patch::Patch;
+use serde_json::{Value, json};
+
+/// A pod with a name and this spec.
+pub(crate) fn pod(spec: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec})
+}
+
+/// A policy for the project of its name, enforced unless `spec` says otherwise.
+pub(crate) fn policy(name: &str, spec: Value) -> GPUMigration {
+    let mut full = json!({"project": name, "mode": "Enforce"});
+    merge(&mut full, spec);
+    serde_json::from_value(json!({
+        "apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration",
+        "metadata": {"name": name, "generation": 1}, "spec": full,
+    }))
+    .unwrap()
+}
+
+/// Labels of an opted-in namespace of project `p`, and more.
+pub(crate) fn namespace(more: &[(&str, &str)]) -> Value {
+    let mut labels = json!({"gpu-migrate.io/opt-in": "true", "gpu-migrate.io/project": "p"});
+    for (key, value) in more {
+        labels[*key] = json!(value);
+    }
+    labels
+}
+
+/// Puts the fields of one object into another.
+pub(crate) fn merge(into: &mut Value, from: Value) {
+    let (Value::Object(into), Value::Object(from)) = (into, from) else { panic!("merge takes objects") };
+    into.extend(from);
+}
+
+/// Sets a value by JSON pointer, making the objects on the way.
+pub(crate) fn set(target: &mut Value, path: &str, value: Value) {
+    let mut at = target;
+    for token in path.split('/').skip(1) {
+        at = &mut at[token.replace("~1", "/").as_str()];
+    }
+    *at = value;
+}
+
+/// A pod and its surroundings.
+pub(crate) struct Case {
+    pod: Value,
+    namespace: Option<BTreeMap<String, String>>,
+    policies: Vec<GPUMigration>,
+    request: String,
+}
+
+/// What came of it.
+pub(crate) struct Done {
+    pub(crate) before: Value,
+    pub(crate) pod: Value,
+    pub(crate) outcome: String,
+    pub(crate) patch: Patch,
+    pub(crate) would: Patch,
+    pub(crate) policy: Option<String>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) deny: Option<String>,
+}
+
+impl Case {
+    /// In namespace `team-a`, opted in, of project `p`, which has a policy with defaults.
+    pub(crate) fn new(pod: Value) -> Self {
+        let namespace = serde_json::from_value(namespace(&[])).unwrap();
+        Self { pod, namespace: Some(namespace), policies: vec![policy("p", json!({}))], request: "request".into() }
+    }
+
+    /// A pod with one container, `main`, with these resources.
+    pub(crate) fn one(resources: Value) -> Self {
+        Self::new(pod(json!({"containers": [{"name": "main", "resources": resources}]})))
+    }
+
+    pub(crate) fn namespace(self, labels: Value) -> Self {
+        Self { namespace: Some(serde_json::from_value(labels).unwrap()), ..self }
+    }
+
+    pub(crate) fn unknown_namespace(self) -> Self {
+        Self { namespace: None, ..self }
+    }
+
+    pub(crate) fn policies(self, policies: Vec<GPUMigration>) -> Self {
+        Self { policies, ..self }
+    }
+
+    pub(crate) fn request(self, request: &str) -> Self {
+        Self { request: request.into(), ..self }
+    }
+
+    pub(crate) fn run(self) -> Done {
+        let (policies, rejected) = Policies::compile(&self.policies, &Settings::default());
+        assert_eq!(rejected, []);
+        let subject =
+            Subject { namespace: "team-a", namespace_labels: self.namespace.as_ref(), rollout_key: &self.request };
+        let rewrite = rewrite_template(&self.pod, &subject, &policies).unwrap();
+        let mut after = self.pod.clone();
+        json_patch::patch(&mut after, &rewrite.patch).unwrap();
+        Done {
+            before: self.pod,
+            pod: after,
+            outcome: rewrite.outcome.as_str().to_owned(),
+            patch: rewrite.patch,
+            would: rewrite.would,
+            policy: rewrite.policy,
+            warnings: rewrite.warnings,
+            deny: rewrite.deny,
+        }
+    }
+}
+
+impl Done {
+    /// Whether nothing changes, not even by an empty operation.
+    pub(crate) fn untouched(&self) -> bool {
+        self.patch.0.is_empty() && self.before == self.pod
+    }
+
+    /// Resources of the first container.
+    pub(crate) fn resources(&self) -> Value {
+        self.pod["spec"]["containers"][0]["resources"].clone()
+    }
+}

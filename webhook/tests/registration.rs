@@ -1,0 +1,70 @@
+//! The webhook configuration and the backstop, as the API server gets them.
+
+use gpu_migrate_certs::Bundle;
+use gpu_migrate_webhook::register::{Address, Registration};
+use serde_json::{Value, json};
+
+fn registration() -> Registration {
+    let address = Address::Service { namespace: "gpu".into(), name: "webhook".into(), port: 443 };
+    Registration::new(address, "gpu")
+}
+
+#[test]
+fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
+    let configuration = registration().mutating(None);
+    let [pods, guard] = configuration["webhooks"].as_array().unwrap().as_slice() else { panic!("two webhooks") };
+    for webhook in [pods, guard] {
+        assert_eq!(webhook["failurePolicy"], "Ignore");
+        assert_eq!(webhook["sideEffects"], "None");
+        assert_eq!(webhook["reinvocationPolicy"], "IfNeeded");
+        assert_eq!(webhook["matchPolicy"], "Equivalent");
+        assert_eq!(webhook["timeoutSeconds"], 5);
+        assert_eq!(webhook["rules"][0]["operations"], json!(["CREATE"]));
+        assert_eq!(webhook["rules"][0]["resources"], json!(["pods"]));
+        let selector = &webhook["namespaceSelector"];
+        assert_eq!(selector["matchLabels"]["gpu-migrate.io/opt-in"], "true");
+        let never = json!({"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "kube-node-lease", "gpu"]});
+        assert_eq!(selector["matchExpressions"], json!([never]));
+        let opt_out = json!({"key": "gpu-migrate.io/opt-out", "operator": "NotIn", "values": ["true"]});
+        assert_eq!(webhook["objectSelector"]["matchExpressions"], json!([opt_out]));
+        assert!(webhook["clientConfig"].get("caBundle").is_none(), "left to whoever injects it");
+    }
+    assert!(pods["namespaceSelector"]["matchLabels"].get("gpu-migrate.io/void-guard").is_none());
+    assert_eq!(guard["namespaceSelector"]["matchLabels"]["gpu-migrate.io/void-guard"], "true");
+}
+
+#[test]
+fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
+    let seen = "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) && \
+        ((has(c.resources.limits) && ('nvidia.com/gpu' in c.resources.limits)) || (has(c.resources.requests) && ('nvidia.com/gpu' in c.resources.requests))))";
+    let expression = |configuration: &Value, index: usize| {
+        configuration["webhooks"][index]["matchConditions"][0]["expression"].as_str().unwrap().to_owned()
+    };
+    let plain = registration().mutating(None);
+    assert_eq!(expression(&plain, 0), seen);
+    assert_eq!(expression(&plain, 1), format!("!{seen}"), "no pod goes to both");
+    let mapped = Registration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..registration() };
+    let expected = "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
+    assert!(expression(&mapped.mutating(None), 0).contains(expected));
+}
+
+#[test]
+fn the_address_and_the_bundle() {
+    let bundle = Bundle("pem".into());
+    let client = |registration: Registration| registration.mutating(Some(&bundle))["webhooks"][1]["clientConfig"].clone();
+    let service = json!({"namespace": "gpu", "name": "webhook", "port": 443, "path": "/mutate"});
+    assert_eq!(client(registration()), json!({"service": service, "caBundle": "cGVt"}));
+    let url = Registration::new(Address::Url("https://127.0.0.1:9443/".into()), "gpu");
+    assert_eq!(client(url), json!({"url": "https://127.0.0.1:9443/mutate", "caBundle": "cGVt"}));
+}
+
+#[test]
+fn the_backstop_reports_or_refuses() {
+    let [policy, binding] = registration().admission_policy(false);
+    assert_eq!(binding["spec"]["validationActions"], json!(["Warn", "Audit"]));
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    assert_eq!(policy["spec"]["matchConstraints"]["namespaceSelector"]["matchLabels"]["gpu-migrate.io/opt-in"], "true");
+    assert!(policy["spec"]["validations"][0]["expression"].as_str().unwrap().starts_with("!(object.spec.containers"));
+    let [_, binding] = registration().admission_policy(true);
+    assert_eq!(binding["spec"]["validationActions"], json!(["Deny"]));
+}

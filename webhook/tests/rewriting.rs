@@ -1,0 +1,440 @@
+//! What happens to a pod, clause by clause: one table, each row a pod, a policy and what must come out.
+
+mod common;
+
+use common::{Case, namespace, pod, policy};
+use serde_json::{Value, json};
+
+fn gpu(count: &str) -> Value {
+    json!({"limits": {"nvidia.com/gpu": count}, "requests": {"nvidia.com/gpu": count}})
+}
+
+fn shares(cores: &str, blocks: &str) -> Value {
+    let map = json!({"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": blocks});
+    json!({"limits": map, "requests": map})
+}
+
+fn container(name: &str, resources: Value) -> Value {
+    json!({"name": name, "resources": resources})
+}
+
+#[test]
+fn a_card_becomes_cores_and_blocks_in_every_kind_of_container() {
+    let mut sidecar = container("proxy", gpu("1"));
+    sidecar["restartPolicy"] = json!("Always");
+    let case = Case::new(pod(json!({
+        "initContainers": [container("warm", gpu("2")), sidecar],
+        "containers": [container("main", gpu("3")), container("plain", json!({}))],
+    })));
+    let done = case.run();
+    assert_eq!(done.outcome, "converted");
+    assert_eq!(done.pod["spec"]["initContainers"][0]["resources"], shares("200", "84"));
+    assert_eq!(done.pod["spec"]["initContainers"][1]["resources"], shares("100", "42"));
+    assert_eq!(done.pod["spec"]["containers"][0]["resources"], shares("300", "126"));
+    assert_eq!(done.pod["spec"]["containers"][1], container("plain", json!({})));
+}
+
+#[test]
+fn limits_and_requests_in_every_combination() {
+    let limit = json!({"nvidia.com/gpu": "1"});
+    // Limits alone: the API server sets the requests from them, before and after us.
+    let done = Case::one(json!({"limits": limit})).run();
+    assert_eq!(done.resources(), json!({"limits": shares("100", "42")["limits"]}));
+    // Both, and other resources beside them stay.
+    let mixed = json!({"limits": {"nvidia.com/gpu": "1", "cpu": "2"}, "requests": {"nvidia.com/gpu": "1", "memory": "1Gi"}});
+    let done = Case::one(mixed).run();
+    let (mut limits, mut requests) = (shares("100", "42")["limits"].clone(), shares("100", "42")["requests"].clone());
+    (limits["cpu"], requests["memory"]) = (json!("2"), json!("1Gi"));
+    assert_eq!(done.resources(), json!({"limits": limits, "requests": requests}));
+    // Requests alone, and unequal ones: Kubernetes refuses these; so they stay, and the warning names the field.
+    for (resources, expected) in [
+        (json!({"requests": limit}), "limits.nvidia.com/gpu is not set"),
+        (json!({"limits": limit, "requests": {"nvidia.com/gpu": "2"}}), "requests.nvidia.com/gpu is 2 but limits"),
+    ] {
+        let done = Case::one(resources).run();
+        assert_eq!(done.outcome, "unconvertible");
+        assert!(done.untouched() && done.warnings[0].contains(expected), "{:?}", done.warnings);
+    }
+}
+
+#[test]
+fn who_is_left_alone() {
+    let whole = || pod(json!({"containers": [container("main", gpu("1"))]}));
+    let with = |path: &str, value: Value| {
+        let mut pod = whole();
+        common::set(&mut pod, path, value);
+        pod
+    };
+    for (name, case, expected) in [
+        ("namespace not opted in", Case::new(whole()).namespace(json!({"gpu-migrate.io/project": "p"})), "not_opted_in"),
+        ("opted in with another value", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "yes"})), "not_opted_in"),
+        ("pod opted out", Case::new(with("/metadata/labels/gpu-migrate.io~1opt-out", json!("true"))), "opted_out"),
+        ("bound", Case::new(with("/spec/nodeName", json!("n1"))), "bound"),
+        ("mirror", Case::new(with("/metadata/annotations/kubernetes.io~1config.mirror", json!("x"))), "mirror"),
+        ("static", Case::new(with("/metadata/annotations/kubernetes.io~1config.source", json!("file"))), "mirror"),
+        ("no project", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "true"})), "no_project"),
+        ("another project", Case::new(with("/metadata/labels/gpu-migrate.io~1project", json!("q"))), "no_policy"),
+        ("no policy at all", Case::new(whole()).policies(vec![]), "no_policy"),
+        ("off", Case::new(whole()).policies(vec![policy("p", json!({"mode": "Off"}))]), "off"),
+        ("nobody due", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"percent": 0}}))]), "not_due"),
+        ("on the way back", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Back"}}))]), "not_due"),
+        ("wave not reached", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))]), "not_due"),
+        ("no card", Case::one(json!({"limits": {"cpu": "1"}})), "no_gpu"),
+        ("zero cards", Case::one(gpu("0")), "no_gpu"),
+        ("shares already", Case::one(shares("50", "21")), "already_shared"),
+    ] {
+        let done = case.run();
+        assert_eq!(done.outcome, expected, "{name}");
+        assert!(done.untouched() && done.warnings.is_empty(), "{name}: {:?}", done.warnings);
+    }
+}
+
+#[test]
+fn both_kinds_in_one_pod_are_left_alone_with_a_warning() {
+    let done = Case::new(pod(json!({
+        "containers": [container("whole", gpu("1")), container("share", shares("50", "21"))],
+    })))
+    .run();
+    assert_eq!(done.outcome, "already_shared");
+    assert!(done.untouched() && done.warnings[0].contains("whole cards and for shares"), "{:?}", done.warnings);
+}
+
+#[test]
+fn the_project_is_the_pods_label_else_the_namespaces() {
+    let policies = || vec![policy("p", json!({})), policy("q", json!({"convert": {"blocksPerCard": 7}}))];
+    let mut labelled = pod(json!({"containers": [container("main", gpu("1"))]}));
+    let done = Case::new(labelled.clone()).policies(policies()).run();
+    assert_eq!(done.policy.as_deref(), Some("p@1"));
+    labelled["metadata"]["labels"] = json!({"gpu-migrate.io/project": "q"});
+    let done = Case::new(labelled.clone()).policies(policies()).run();
+    assert_eq!((done.policy.as_deref(), done.resources()), (Some("q@1"), shares("100", "7")));
+    // Labels of an unknown namespace: the API server's selector is believed, the project must be on the pod.
+    let done = Case::new(labelled).policies(policies()).unknown_namespace().run();
+    assert_eq!(done.outcome, "converted");
+    assert_eq!(Case::one(gpu("1")).unknown_namespace().run().outcome, "no_project");
+}
+
+#[test]
+fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
+    let narrow = |name: &str, spec: Value| {
+        let mut policy = policy(name, spec);
+        policy.spec.project = "p".into();
+        policy
+    };
+    let wide = || narrow("wide", json!({"convert": {"blocksPerCard": 1}}));
+    let here = || narrow("here", json!({"match": {"namespaces": ["team-a"]}, "convert": {"blocksPerCard": 2}}));
+    let elsewhere = || narrow("elsewhere", json!({"match": {"namespaces": ["team-b"]}}));
+    let selected = |name: &str, mode: &str| {
+        narrow(name, json!({"mode": mode, "match": {"namespaces": ["team-a"], "podSelector": {"matchLabels": {"app": "x"},
+            "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["db"]}]}}}))
+    };
+    let mut app = pod(json!({"containers": [container("main", gpu("1"))]}));
+    app["metadata"]["labels"] = json!({"app": "x"});
+    let run = |policies| Case::new(app.clone()).policies(policies).run();
+
+    assert_eq!(run(vec![wide(), here(), elsewhere()]).policy.as_deref(), Some("here@1"));
+    assert_eq!(run(vec![wide(), here(), selected("app", "Enforce")]).policy.as_deref(), Some("app@1"));
+    assert_eq!(run(vec![wide(), elsewhere()]).policy.as_deref(), Some("wide@1"));
+    assert_eq!(run(vec![here(), selected("app", "Off")]).outcome, "off", "a narrow policy that is off is an exception");
+
+    let tie = run(vec![wide(), selected("b", "Enforce"), selected("a", "Enforce")]);
+    assert_eq!(tie.outcome, "conflict");
+    assert!(tie.untouched() && tie.warnings[0].contains("policies a, b claim it alike"), "{:?}", tie.warnings);
+    let ended = run(vec![selected("b", "Enforce"), selected("a", "Off")]);
+    assert_eq!(ended.policy.as_deref(), Some("b@1"), "turning one off ends the conflict");
+}
+
+#[test]
+fn overrides_by_product_and_container() {
+    let convert = json!({"overrides": [
+        {"gpuProduct": "NVIDIA-A100-SXM4-80GB", "blocksPerCard": 316},
+        {"container": "infer", "coresPerCard": 50, "blocksPerCard": 21},
+    ]});
+    let affinity = |products: &[&[&str]]| {
+        let terms: Vec<Value> = products
+            .iter()
+            .map(|values| json!({"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": values}]}))
+            .collect();
+        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}})
+    };
+    let a100 = "NVIDIA-A100-SXM4-80GB";
+    for (name, spec, expected) in [
+        ("by nodeSelector", json!({"nodeSelector": {"nvidia.com/gpu.product": a100}}), "316"),
+        ("by affinity", json!({"affinity": affinity(&[&[a100]])}), "316"),
+        ("by every term", json!({"affinity": affinity(&[&[a100], &[a100]])}), "316"),
+        ("one term allows another", json!({"affinity": affinity(&[&[a100], &["T4"]])}), "42"),
+        ("one of two products", json!({"affinity": affinity(&[&[a100, "T4"]])}), "42"),
+        ("no product", json!({}), "42"),
+    ] {
+        let mut spec = spec;
+        spec["containers"] = json!([container("main", gpu("1"))]);
+        let done = Case::new(pod(spec)).policies(vec![policy("p", json!({"convert": convert}))]).run();
+        assert_eq!(done.resources(), shares("100", expected), "{name}");
+    }
+    let done = Case::new(pod(json!({"containers": [container("infer", gpu("1")), container("main", gpu("1"))]})))
+        .policies(vec![policy("p", json!({"convert": convert}))])
+        .run();
+    assert_eq!(done.pod["spec"]["containers"][0]["resources"], shares("50", "21"));
+    assert_eq!(done.pod["spec"]["containers"][1]["resources"], shares("100", "42"));
+}
+
+#[test]
+fn right_sizing_is_for_one_card() {
+    let sized = |count: &str, more: Value| {
+        let mut convert = json!({"coresPerCard": 50, "blocksPerCard": 21});
+        common::merge(&mut convert, more);
+        Case::one(gpu(count)).policies(vec![policy("p", json!({"convert": convert}))]).run()
+    };
+    assert_eq!(sized("1", json!({})).resources(), shares("50", "21"));
+    assert_eq!(sized("2", json!({})).resources(), shares("200", "84"), "two cards at 50 do not become one");
+    assert_eq!(sized("4", json!({"multiCard": "Scale"})).resources(), shares("200", "84"));
+    let odd = sized("3", json!({"multiCard": "Scale"}));
+    assert!(odd.untouched() && odd.warnings[0].contains("150"), "{:?}", odd.warnings);
+}
+
+#[test]
+fn scheduling_is_edited_and_nothing_else() {
+    let toleration = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoSchedule"});
+    let shared = json!({"key": "pool", "operator": "Equal", "value": "shared", "effect": "NoSchedule"});
+    let scheduling = json!({
+        "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
+        "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [shared]},
+        "runtimeClassName": "nvidia",
+    });
+    let run = |mut spec: Value| {
+        spec["containers"] = json!([container("main", gpu("1"))]);
+        Case::new(pod(spec)).policies(vec![policy("p", json!({"scheduling": scheduling}))]).run()
+    };
+    let done = run(json!({
+        "schedulerName": "default-scheduler",
+        "nodeSelector": {"gpu-type": "a100", "zone": "z1", "pool": "legacy"},
+        "tolerations": [toleration("nvidia.com/gpu"), toleration("own"), toleration("nvidia.com/gpu")],
+    }));
+    let spec = &done.pod["spec"];
+    assert_eq!(spec["schedulerName"], "gpu-migrate-scheduler");
+    assert_eq!(spec["runtimeClassName"], "nvidia");
+    assert_eq!(spec["nodeSelector"], json!({"zone": "z1", "pool": "shared"}));
+    assert_eq!(spec["tolerations"], json!([toleration("own"), shared]));
+    assert_eq!(done.warnings.len(), 1, "only the summary: {:?}", done.warnings);
+
+    let done = run(json!({"tolerations": [shared], "schedulerName": "volcano"}));
+    assert_eq!(done.pod["spec"]["tolerations"], json!([shared]), "no duplicate");
+    assert!(done.warnings.iter().any(|w| w.contains("schedulerName volcano was replaced")), "{:?}", done.warnings);
+
+    let done = run(json!({}));
+    assert_eq!(done.pod["spec"]["tolerations"], json!([shared]));
+    assert_eq!(done.pod["spec"]["nodeSelector"], json!({"pool": "shared"}));
+}
+
+#[test]
+fn gang_members_get_a_gate_where_the_policy_says_so() {
+    let mut member = pod(json!({"containers": [container("main", gpu("1"))]}));
+    member["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": "g"});
+    let gated = || vec![policy("p", json!({"scheduling": {"gangGate": true}}))];
+    let done = Case::new(member.clone()).policies(gated()).run();
+    assert_eq!(done.pod["spec"]["schedulingGates"], json!([{"name": "gpu-migrate.io/gang"}]));
+    assert!(Case::new(member).run().pod["spec"].get("schedulingGates").is_none());
+    assert!(Case::one(gpu("1")).policies(gated()).run().pod["spec"].get("schedulingGates").is_none());
+}
+
+#[test]
+fn the_rollout_is_stable_and_only_grows() {
+    let owned = |uid: &str| {
+        let mut pod = pod(json!({"containers": [container("main", gpu("1"))]}));
+        pod["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "name": "r", "uid": uid, "controller": true}]);
+        pod
+    };
+    let at = |percent: u32, unit: &str, pod: Value, request: &str| {
+        let rollout = json!({"percent": percent, "unit": unit});
+        Case::new(pod).policies(vec![policy("p", json!({"rollout": rollout}))]).request(request).run().outcome
+    };
+    for index in 0..40 {
+        let uid = format!("owner-{index}");
+        let alike: Vec<_> = ["a", "b", "c"].map(|request| at(50, "Workload", owned(&uid), request)).into();
+        assert!(alike.iter().all(|outcome| outcome == &alike[0]), "pods of one workload decide alike");
+        if alike[0] == "converted" {
+            assert_eq!(at(80, "Workload", owned(&uid), "a"), "converted", "raising the percentage only adds");
+        }
+    }
+    let pods: Vec<_> = (0..40).map(|i| at(50, "Pod", owned("same"), &format!("request-{i}"))).collect();
+    assert!(pods.contains(&"converted".to_owned()) && pods.contains(&"not_due".to_owned()), "{pods:?}");
+    let mut labelled = owned("x");
+    labelled["metadata"]["labels"] = json!({"gpu-migrate.io/convert": "true"});
+    let waves = vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))];
+    assert_eq!(Case::new(labelled).policies(waves).run().outcome, "converted");
+}
+
+#[test]
+fn mig_and_time_sliced_resources_stay_unless_mapped() {
+    let both = json!({"limits": {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "2"}});
+    let done = Case::one(both.clone()).run();
+    assert_eq!(done.resources()["limits"]["nvidia.com/mig-1g.5gb"], "2");
+    assert_eq!(done.resources()["limits"]["tencent.com/vcuda-core"], "100");
+    assert!(done.warnings.iter().any(|w| w.contains("nvidia.com/mig-1g.5gb stays")), "{:?}", done.warnings);
+
+    let done = Case::one(json!({"limits": {"nvidia.com/gpu.shared": "1"}})).run();
+    assert!(done.untouched() && done.warnings[0].contains("nvidia.com/gpu.shared stays"), "{:?}", done.warnings);
+
+    let mapping = json!({"resources": [{"name": "nvidia.com/mig-1g.5gb", "cores": 14, "blocks": 20}]});
+    let mapped = || vec![policy("p", json!({"convert": mapping}))];
+    let done = Case::one(json!({"limits": {"nvidia.com/mig-1g.5gb": "2"}})).policies(mapped()).run();
+    assert_eq!(done.resources()["limits"], shares("28", "40")["limits"]);
+    assert!(Case::one(both).policies(mapped()).run().untouched(), "114 cores are no share of a card");
+}
+
+#[test]
+fn the_choice_of_cards_is_not_the_users() {
+    let mut chooser = container("main", gpu("1"));
+    chooser["env"] = json!([
+        {"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "B", "value": "2"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"},
+    ]);
+    let done = Case::new(pod(json!({"containers": [chooser]}))).run();
+    assert_eq!(done.pod["spec"]["containers"][0]["env"], json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]));
+    assert!(done.warnings.iter().any(|w| w.contains("NVIDIA_VISIBLE_DEVICES was removed")), "{:?}", done.warnings);
+}
+
+#[test]
+fn a_copied_card_choice_is_removed() {
+    let stale = json!({
+        "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/predicate-node": "n", "tencent.com/predicate-time": "1",
+        "tencent.com/gpu-assigned": "true", "gpu-migrate.io/gpu-idx-main": "5", "own": "stays",
+    });
+    for resources in [gpu("1"), shares("50", "21")] {
+        let mut copied = pod(json!({"containers": [container("main", resources)]}));
+        copied["metadata"]["annotations"] = stale.clone();
+        let done = Case::new(copied).run();
+        let annotations = done.pod["metadata"]["annotations"].as_object().unwrap();
+        assert_eq!(annotations.keys().collect::<Vec<_>>(), ["gpu-migrate.io/original", "gpu-migrate.io/policy", "own"]);
+    }
+}
+
+#[test]
+fn guarded_namespaces_hide_the_cards_from_who_asks_for_none() {
+    let guarded = |pod: Value| Case::new(pod).namespace(namespace(&[("gpu-migrate.io/void-guard", "true")]));
+    let void = json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"});
+    let mut leaking = container("leaking", json!({}));
+    leaking["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}]);
+    let mut careful = container("careful", json!({}));
+    careful["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]);
+    let claimed = container("claimed", json!({"claims": [{"name": "c"}]}));
+    let mig = container("mig", json!({"limits": {"nvidia.com/mig-1g.5gb": "1"}}));
+    let spec = json!({"containers": [container("plain", json!({})), leaking, careful, claimed, mig]});
+    let done = guarded(pod(spec.clone())).run();
+    assert_eq!(done.outcome, "guarded");
+    let env = |index: usize| done.pod["spec"]["containers"][index].get("env").cloned().unwrap_or(Value::Null);
+    assert_eq!(env(0), json!([void]));
+    assert_eq!(env(1), json!([{"name": "A", "value": "1"}, void]));
+    assert_eq!(env(2), json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]));
+    assert_eq!((env(3), env(4)), (Value::Null, Value::Null));
+    assert!(done.warnings.iter().any(|w| w.contains("container leaking")), "{:?}", done.warnings);
+
+    let beside = pod(json!({"containers": [container("main", gpu("1")), container("plain", json!({}))]}));
+    let done = guarded(beside.clone()).run();
+    assert_eq!(done.outcome, "converted");
+    assert_eq!(done.pod["spec"]["containers"][1]["env"], json!([void]));
+    assert!(done.pod["spec"]["containers"][0].get("env").is_none());
+    assert!(Case::new(beside).run().pod["spec"]["containers"][1].get("env").is_none(), "only where it is asked for");
+    assert!(Case::new(pod(spec)).run().untouched());
+}
+
+#[test]
+fn audit_says_what_it_would_do_and_changes_nothing() {
+    let audit = |more: Value| {
+        let mut spec = json!({"mode": "Audit"});
+        common::merge(&mut spec, more);
+        vec![policy("p", spec)]
+    };
+    let done = Case::one(gpu("2")).policies(audit(json!({}))).run();
+    assert_eq!((done.outcome.as_str(), done.untouched()), ("audited", true));
+    assert_eq!(done.warnings, ["gpu-migrate: policy p (Audit) would convert: main: 2 cards → 200 cores, 84 blocks"]);
+    assert!(!done.would.0.is_empty());
+    let done = Case::one(gpu("1.5")).policies(audit(json!({"onUnconvertible": "Deny"}))).run();
+    assert!(done.deny.is_none() && done.warnings[0].contains("(Audit) could not convert"), "{:?}", done.warnings);
+}
+
+#[test]
+fn what_cannot_be_converted_is_admitted_or_denied() {
+    let done = Case::one(gpu("1.5")).run();
+    assert!(done.untouched() && done.deny.is_none());
+    assert!(done.warnings[0].starts_with("gpu-migrate: not converted: container main: nvidia.com/gpu: 1500m"), "{:?}", done.warnings);
+    let done = Case::one(gpu("1.5")).policies(vec![policy("p", json!({"onUnconvertible": "Deny"}))]).run();
+    assert!(done.untouched() && done.deny.as_deref().is_some_and(|why| why.contains("1500m")), "{:?}", done.deny);
+}
+
+#[test]
+fn warnings_fit_and_are_for_people() {
+    let long = "x".repeat(63);
+    let pod = pod(json!({"containers": [container(&long, gpu("1.5"))]}));
+    let done = Case::new(pod).run();
+    assert!(done.warnings.iter().all(|warning| warning.chars().count() <= 120), "{:?}", done.warnings);
+    let done = Case::one(gpu("1")).run();
+    assert_eq!(done.warnings, ["gpu-migrate: policy p converts: main: 1 card → 100 cores, 42 blocks"]);
+    let mut owned = common::pod(json!({"containers": [container("main", gpu("1"))]}));
+    owned["metadata"]["ownerReferences"] = json!([{"kind": "Job", "uid": "u", "controller": true}]);
+    assert!(Case::new(owned).run().warnings.is_empty(), "a controller reads no warnings");
+}
+
+#[test]
+fn the_patch_touches_only_what_changes() {
+    let mut full = pod(json!({"containers": [container("main", gpu("1"))], "tolerations": [{"operator": "Exists"}]}));
+    full["metadata"]["annotations"] = json!({"own": "x"});
+    let done = Case::new(full).run();
+    let paths: Vec<_> = done.patch.0.iter().map(|operation| operation.path().to_string()).collect();
+    assert_eq!(
+        paths,
+        [
+            "/spec/containers/0/resources/limits/nvidia.com~1gpu",
+            "/spec/containers/0/resources/limits/tencent.com~1vcuda-core",
+            "/spec/containers/0/resources/limits/tencent.com~1vcuda-memory",
+            "/spec/containers/0/resources/requests/nvidia.com~1gpu",
+            "/spec/containers/0/resources/requests/tencent.com~1vcuda-core",
+            "/spec/containers/0/resources/requests/tencent.com~1vcuda-memory",
+            "/spec/schedulerName",
+            "/metadata/annotations/gpu-migrate.io~1original",
+            "/metadata/annotations/gpu-migrate.io~1policy",
+        ]
+    );
+}
+
+#[test]
+fn a_second_run_and_the_way_back() {
+    let mut everything = pod(json!({
+        "schedulerName": "default-scheduler",
+        "nodeSelector": {"gpu-type": "a100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "k", "operator": "Exists"}],
+        "initContainers": [container("warm", gpu("1"))],
+        "containers": [
+            {"name": "main", "resources": gpu("2"), "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+            container("none", gpu("0")), container("plain", json!({})),
+        ],
+    }));
+    everything["metadata"]["annotations"] =
+        json!({"scheduling.k8s.io/group-name": "g", "tencent.com/predicate-node": "n"});
+    let policies = || {
+        vec![policy("p", json!({"scheduling": {
+            "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
+            "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [{"key": "pool", "operator": "Exists"}]},
+            "runtimeClassName": "nvidia", "gangGate": true,
+        }}))]
+    };
+    let guarded = || namespace(&[("gpu-migrate.io/void-guard", "true")]);
+    let first = Case::new(everything.clone()).policies(policies()).namespace(guarded()).run();
+    assert_eq!(first.outcome, "converted");
+    let second = Case::new(first.pod.clone()).policies(policies()).namespace(guarded()).run();
+    assert!(second.untouched() && second.warnings.is_empty(), "{:?} {:?}", second.patch, second.warnings);
+
+    // A sidecar that another webhook injects between the two runs is guarded too, and still everything goes back.
+    let mut injected = first.pod.clone();
+    injected["spec"]["containers"].as_array_mut().unwrap().insert(0, container("istio", json!({})));
+    let third = Case::new(injected).policies(policies()).namespace(guarded()).run();
+    assert_eq!(third.outcome, "guarded");
+    for (mut pod, extra) in [(first.pod, 0), (third.pod, 1)] {
+        assert!(gpu_migrate_webhook::restore::restore(&mut pod).unwrap());
+        for _ in 0..extra {
+            let removed = pod["spec"]["containers"].as_array_mut().unwrap().remove(0);
+            assert_eq!(removed, container("istio", json!({})));
+        }
+        assert_eq!(pod, everything);
+    }
+}
