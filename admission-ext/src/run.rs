@@ -1,12 +1,13 @@
 //! Flags, and the parts put together: standalone from a snapshot, or beside a real API server.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Limits, Options, Source, wall_clock};
 use gpu_migrate_model::names::Dialect;
 use hyper_util::service::TowerToHyperService;
@@ -16,6 +17,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
+use crate::generate::{self, Shape};
 use crate::engine::{Engine, Settings, machine_clock};
 use crate::kube_api::Kube;
 use crate::metrics::Metrics;
@@ -27,6 +29,8 @@ use crate::{snapshot, watch};
 #[derive(Debug, Parser)]
 #[command(name = "gpu-migrate-extender", version, about, long_about = None)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Serve from this Kubernetes List (JSON) of Nodes, Pods and GPUShadows; binds apply in memory
     #[arg(long, env = "GPU_MIGRATE_SNAPSHOT", value_name = "FILE")]
     snapshot: Option<PathBuf>,
@@ -66,6 +70,18 @@ pub struct Args {
     log_format: LogFormat,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write a made-up cluster for --snapshot
+    GenerateSnapshot {
+        #[command(flatten)]
+        shape: Shape,
+        /// Where to
+        #[arg(long, short, value_name = "FILE", default_value = "-")]
+        output: PathBuf,
+    },
+}
+
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum LogFormat {
     /// For people.
@@ -89,6 +105,7 @@ struct Served {
 pub async fn run(args: Args) -> anyhow::Result<()> {
     // Exhaustive, so that a flag that nobody reads does not compile.
     let Args {
+        command,
         snapshot,
         kubeconfig,
         bind,
@@ -103,6 +120,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         log_format,
     } = args;
     init_log(log_format);
+    if let Some(Command::GenerateSnapshot { shape, output }) = command {
+        return generate(shape, &output);
+    }
     let stop = stop_on_signal()?;
 
     let open = client_ca_file.is_none() && token_file.is_none();
@@ -142,6 +162,18 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     background(&engine, wakes, &stop);
     let served = Served { engine, registry: Arc::new(registry), callers };
     served.until(stop, bind, &metrics_bind, tls).await
+}
+
+fn generate(shape: Shape, output: &std::path::Path) -> anyhow::Result<()> {
+    if output.as_os_str() == "-" {
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        generate::write(shape, &mut out)?;
+        return Ok(out.flush()?);
+    }
+    let file = std::fs::File::create(output).with_context(|| format!("--output {}", output.display()))?;
+    let mut out = std::io::BufWriter::new(file);
+    generate::write(shape, &mut out)?;
+    Ok(out.flush()?)
 }
 
 type Parts = (Arc<Engine>, UnboundedReceiver<Arc<str>>);

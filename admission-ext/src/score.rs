@@ -96,7 +96,7 @@ impl Mix {
 fn serves(card: Room, class: Glance) -> bool {
     match class {
         Glance::Share(cores, blocks) => card.open && u32::from(card.cores) >= cores.0 && card.blocks >= blocks.0,
-        Glance::Whole(cards, blocks) => card.free && card.of_blocks * cards.max(1) >= blocks.0,
+        Glance::Whole(cards, blocks) => card.free && card.of_blocks >= blocks.0.div_ceil(cards.max(1)),
         Glance::Legacy(_) => card.free,
         Glance::Nothing | Glance::Unclear => true,
     }

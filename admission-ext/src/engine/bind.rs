@@ -131,16 +131,22 @@ impl Engine {
         if let Some(why) = self.not_ready() {
             return Err(BindError::NotReady(why));
         }
+        let Some(_mark) = self.mark(uid) else {
+            return Err(BindError::UnderWay { pod: format!("{namespace}/{name}") });
+        };
+        // Only now, under the mark: what was read before may have been bound since.
         let pod = self.known_pod(namespace, name, uid).await?;
-        if !self.binding.lock().insert(Arc::clone(&pod.uid)) {
-            return Err(BindError::UnderWay { pod: pod.shown() });
-        }
-        let _mark = UnderWay(self, Arc::clone(&pod.uid));
         if let Some(bound) = &pod.node {
             return same_node(&pod, bound, node);
         }
         let cards = self.assume(&pod, node)?;
         self.commit(&pod, node, cards).await
+    }
+
+    /// Marks a pod as being bound or looked up: one at a time. `None` where another call has it.
+    fn mark(&self, uid: &str) -> Option<UnderWay<'_>> {
+        let uid: Arc<str> = Arc::from(uid);
+        self.binding.lock().insert(Arc::clone(&uid)).then(|| UnderWay(self, uid))
     }
 
     /// The pod from the index, else from the API server: the watch may be behind the scheduler's.
@@ -167,12 +173,15 @@ impl Engine {
         }
         let glance = Glance::of(pod);
         let scoring = self.scoring();
+        let until = (self.clock)().instant + self.settings.api_timeout + self.settings.doubt;
         let mut cluster = self.cluster.write();
         if let Some(earlier) = cluster.assumption(&pod.uid) {
             if &*earlier.node != node {
                 return Err(BindError::Doubt { pod: pod.shown(), node: earlier.node.to_string() });
             }
-            return Ok(earlier.cards.clone());
+            let cards = earlier.cards.clone();
+            cluster.renew(&pod.uid, until);
+            return Ok(cards);
         }
         let cards = match cluster.slot(node) {
             _ if pod.kind == PodKind::Plain => Cards::default(),
@@ -180,7 +189,6 @@ impl Engine {
             Some(slot) => choose(slot, pod, glance, &scoring)
                 .map_err(|source| BindError::Undecided { node: node.to_owned(), source })?,
         };
-        let until = (self.clock)().instant + self.settings.api_timeout + self.settings.doubt;
         cluster.assume(pod, node, cards.clone(), until);
         drop(cluster);
         self.mix.rcu(|mix| {
@@ -260,6 +268,8 @@ impl Engine {
 
     /// Ends a doubt: the time in which the request could still have come true is over.
     pub(super) async fn resolve(&self, pod: &Arc<PodFacts>) {
+        // Otherwise a bind could begin while an answer of before it is on its way here.
+        let Some(_mark) = self.mark(&pod.uid) else { return };
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
             Ok(Found::Pod(now)) if now.node.is_some() => self.cluster.write().set_pod(*now),
             Ok(Found::Pod(_)) => {

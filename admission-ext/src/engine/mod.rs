@@ -230,9 +230,7 @@ impl Engine {
     pub async fn resolve_doubts(&self) {
         let overdue = self.cluster.read().overdue((self.clock)().instant);
         for pod in overdue {
-            if !self.binding.lock().contains(&pod.uid) {
-                self.resolve(&pod).await;
-            }
+            self.resolve(&pod).await;
         }
         self.gauge();
     }

@@ -12,7 +12,7 @@ pub mod room;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
 
@@ -238,10 +238,10 @@ impl Cluster {
         self.place(node, Arc::clone(pod), cards);
     }
 
-    /// Puts off the look-up of a choice whose binding was accepted.
-    pub fn extend(&mut self, uid: &str, by: Duration) {
+    /// Puts off the look-up of a choice that is tried again.
+    pub fn renew(&mut self, uid: &str, until: Instant) {
         if let Some(assumption) = self.assumed.get_mut(uid) {
-            assumption.until += by;
+            assumption.until = until;
         }
     }
 

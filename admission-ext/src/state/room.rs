@@ -106,16 +106,16 @@ impl Rooms {
     }
 
     fn look_whole(&self, asked: u32, blocks: Blocks) -> Option<Result<(), Refusal>> {
-        let roomy = |card: &&Room| u64::from(card.of_blocks) * u64::from(asked) >= u64::from(blocks.0);
-        let roomy_cards = self.cards.iter().filter(roomy).count();
-        if self.cards.len() < asked as usize || roomy_cards == 0 {
+        let each = blocks.0.div_ceil(asked.max(1));
+        let roomy = self.cards.iter().filter(|card| card.of_blocks >= each).count();
+        if roomy < asked as usize {
             return Some(Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig }));
         }
         if self.free < asked {
             return Some(Err(Refusal::FewCards { free: self.free, asked }));
         }
         // Cards of different memory on one node are for placement to sort out.
-        (roomy_cards == self.cards.len()).then_some(Ok(()))
+        (roomy == self.cards.len()).then_some(Ok(()))
     }
 
     fn look_share(&self, cores: Cores, blocks: Blocks) -> Result<(), Refusal> {

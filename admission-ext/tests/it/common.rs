@@ -7,6 +7,8 @@ use gpu_migrate_admission_ext::api::{Api, Memory};
 use gpu_migrate_admission_ext::engine::{Engine, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
+use gpu_migrate_admission_ext::state::pod::PodFacts;
+use gpu_migrate_model::names::Dialect;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
@@ -131,4 +133,10 @@ pub(crate) fn cards(engine: &Engine, name: &str) -> Vec<u32> {
         let pod = cluster.pod(&format!("uid-{name}")).unwrap();
         pod.cards.iter().map(|(_, card)| card.0).collect()
     })
+}
+
+/// A pod as the index reads it.
+pub(crate) fn facts(pod: &Value) -> PodFacts {
+    let text = pod.to_string();
+    PodFacts::read(&serde_json::from_str(&text).unwrap(), &Dialect::default())
 }

@@ -2,5 +2,5 @@
 
 mod common;
 mod kube;
+mod properties;
 mod verbs;
-

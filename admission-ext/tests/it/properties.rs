@@ -1,0 +1,276 @@
+//! The promises, over random clusters and random orders of events.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
+use gpu_migrate_admission_ext::decide::placement;
+use gpu_migrate_admission_ext::engine::{Engine, Settings};
+use gpu_migrate_admission_ext::score::Order;
+use gpu_migrate_admission_ext::state::pod::PodFacts;
+use gpu_migrate_admission_ext::state::room::Glance;
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::SeedableRng as _;
+use serde_json::{Value, json};
+
+use crate::common::*;
+
+fn any_pod(name: &'static str) -> impl Strategy<Value = Value> {
+    prop_oneof![
+        (1u32..=99, 1u32..=20).prop_map(move |(cores, blocks)| shared(name, &[(cores, blocks)])),
+        (1u32..=5, 0u32..=40).prop_map(move |(cards, blocks)| shared(name, &[(cards * 100, blocks)])),
+        ((1u32..=99, 1u32..=20), (1u32..=99, 1u32..=20)).prop_map(move |(a, b)| shared(name, &[a, b])),
+        (1u32..=5).prop_map(move |cards| legacy(name, cards)),
+    ]
+}
+
+/// A node with what is on it: shares, legacy pods of known and of unknown cards, sick cards.
+fn any_node() -> impl Strategy<Value = Vec<Value>> {
+    let on_card = prop_oneof![
+        3 => Just(None),
+        3 => (1u32..=99, 1u32..=8).prop_map(Some),
+        1 => Just(Some((0, 0))),
+    ];
+    (prop::collection::vec((on_card, 1u64..=2), 0..6), 0u32..=2, any::<bool>()).prop_map(|(cards, unknown, sick)| {
+        let mut items = vec![node("a", u32::try_from(cards.len()).unwrap(), 16)];
+        let mut published = shadow("a", cards.len(), 16, &[]);
+        for (at, (on, size)) in cards.iter().enumerate() {
+            published["status"]["cards"][at]["memoryMiB"] = json!(size * 8 * 256);
+            match on {
+                None => {}
+                Some((0, _)) => {
+                    published["status"]["cards"][at]["holders"] = json!([{"uid": format!("uid-l{at}"), "container": "main"}]);
+                    items.push(bound(legacy(&format!("l{at}"), 1), "a", ""));
+                }
+                Some(share) => items.push(bound(shared(&format!("s{at}"), &[*share]), "a", &at.to_string())),
+            }
+        }
+        if sick && !cards.is_empty() {
+            published["status"]["cards"][0]["health"] = json!("Unhealthy");
+        }
+        if unknown > 0 {
+            items.push(bound(legacy("unknown", unknown), "a", ""));
+        }
+        items.push(published);
+        items
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// The first look of filter says exactly what placing the pod would say, refusal and numbers included.
+    #[test]
+    fn a_first_look_tells_what_placement_would(items in any_node(), pod in any_pod("p")) {
+        let engine = engine(&items);
+        let facts = facts(&pod);
+        engine.read(|cluster| {
+            let slot = cluster.slot("a").unwrap();
+            let Some(look) = slot.rooms.look(Glance::of(&facts)) else { return Ok(()) };
+            let placed = placement(&slot.inventory, &slot.books, &facts).map(|_| ());
+            prop_assert_eq!(look, placed);
+            Ok(())
+        })?;
+    }
+
+    /// I7: filter, prioritize and preempt change nothing, and say the same again.
+    #[test]
+    fn looking_changes_nothing(items in any_node(), pods in prop::collection::vec(any_pod("p"), 1..4)) {
+        let engine = engine(&items);
+        let state = |engine: &Engine| engine.read(|cluster| format!("{cluster:?}"));
+        let before = state(&engine);
+        let victims = json!({"a": {"Pods": [{"UID": "uid-s0"}, {"UID": "uid-l1"}, {"UID": "uid-unknown"}], "NumPDBViolations": 0}});
+        let look = |pod: &Value| {
+            (filter(&engine, pod, &["a"]), prioritize(&engine, pod, &["a"]), preempt(&engine, pod, victims.clone()))
+        };
+        let first: Vec<_> = pods.iter().map(look).collect();
+        let second: Vec<_> = pods.iter().map(look).collect();
+        prop_assert_eq!(first, second);
+        // Debug prints hash maps in their own order, which does not change while nothing is written.
+        prop_assert_eq!(before, state(&engine));
+    }
+
+    /// What filter passes, bind places; what bind places keeps I1 and I2 on every card.
+    #[test]
+    fn what_filter_passes_bind_places(items in any_node(), pod in any_pod("p"), order in 0usize..3) {
+        let mut items = items;
+        items.push(pod.clone());
+        let settings = Settings {
+            order: [Order::Binpack, Order::Fragmentation, Order::Spread][order],
+            ..Settings::default()
+        };
+        let engine = engine_with(Arc::new(Flaky::new(1, 0)), settings, &items);
+        let passes = !passing(&engine, &pod, &["a"]).is_empty();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(bind(&engine, &pod, "a"));
+        prop_assert_eq!(passes, error.is_empty(), "{}", error);
+        engine.read(|cluster| {
+            let slot = cluster.slot("a").unwrap();
+            let (ledger, _) = slot.books_without(|_| false);
+            prop_assert_eq!(ledger.check(), Ok(()));
+            Ok(())
+        })?;
+    }
+}
+
+/// An API server that takes its time and loses replies: the binding is made, now or a little later, or not, and
+/// nobody is told.
+struct Flaky {
+    bound: Arc<parking_lot::Mutex<HashMap<Arc<str>, Binding>>>,
+    rolls: parking_lot::Mutex<StdRng>,
+    /// Of 100 replies so many are lost, and half as many requests.
+    lost: u32,
+}
+
+impl Flaky {
+    fn new(seed: u64, lost: u32) -> Self {
+        Self {
+            bound: Arc::default(),
+            rolls: parking_lot::Mutex::new(StdRng::seed_from_u64(seed)),
+            lost,
+        }
+    }
+
+    fn roll(&self) -> u32 {
+        self.rolls.lock().random_range(0..100)
+    }
+
+    async fn pause(&self) {
+        let micros = self.rolls.lock().random_range(0..3_000);
+        if self.lost > 0 {
+            tokio::time::sleep(Duration::from_micros(micros)).await;
+        }
+    }
+
+    fn pod(&self, name: &str, uid: &str) -> PodFacts {
+        let mut pod = facts(&shared(name, &[share_of(name)]));
+        if let Some(binding) = self.bound.lock().get(uid) {
+            let mut object = shared(name, &[share_of(name)]);
+            object["spec"]["nodeName"] = json!(&*binding.node);
+            object["metadata"]["annotations"] = json!(binding.annotations);
+            pod = facts(&object);
+        }
+        pod
+    }
+}
+
+#[async_trait]
+impl Api for Flaky {
+    async fn bind(&self, binding: &Binding) -> Result<(), BindFailure> {
+        self.pause().await;
+        if self.roll() < self.lost / 2 {
+            if self.roll() < 50 {
+                let (bound, late) = (Arc::clone(&self.bound), binding.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    bound.lock().entry(Arc::clone(&late.uid)).or_insert(late);
+                });
+            }
+            return Err(BindFailure::Unknown("the request was lost, or is late".into()));
+        }
+        {
+            let mut bound = self.bound.lock();
+            if bound.contains_key(&binding.uid) {
+                return Err(BindFailure::Conflict("already assigned".into()));
+            }
+            bound.insert(Arc::clone(&binding.uid), binding.clone());
+        }
+        self.pause().await;
+        if self.roll() < self.lost { Err(BindFailure::Unknown("the reply was lost".into())) } else { Ok(()) }
+    }
+
+    async fn look_up(&self, _: &str, name: &str, uid: &str) -> Result<Found, String> {
+        self.pause().await;
+        if self.roll() < self.lost {
+            return Err("the look-up was lost".into());
+        }
+        Ok(Found::Pod(Box::new(self.pod(name, uid))))
+    }
+
+    async fn touch_node(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn lift_gate(&self, _: &PodFacts) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {}
+}
+
+/// The share that the pod of this name asks for.
+fn share_of(name: &str) -> (u32, u32) {
+    let number: u32 = name.trim_start_matches(char::is_alphabetic).parse().unwrap();
+    [(10, 1), (25, 3), (30, 2), (50, 8), (60, 4), (100, 0)][number as usize % 6]
+}
+
+/// Schedules `pod` as kube-scheduler would: filter, a node that passes, bind, again after an error.
+async fn schedule(engine: Arc<Engine>, pod: Value, nodes: Vec<&'static str>, seed: u64) -> Option<String> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for _ in 0..40 {
+        let passing = passing(&engine, &pod, &nodes);
+        tokio::time::sleep(Duration::from_micros(rng.random_range(0..2_000))).await;
+        if passing.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            continue;
+        }
+        let node = passing[rng.random_range(0..passing.len())].clone();
+        if bind(&engine, &pod, &node).await.is_empty() {
+            return Some(node);
+        }
+    }
+    None
+}
+
+/// I2 and "OK only when bound", with 64 filters and binds at a time against an API server that loses a third of all
+/// replies: what is judged is the API server's own record, not the extender's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_overcommitted_whatever_is_lost() {
+    let nodes = ["n0", "n1", "n2", "n3"];
+    for seed in 0..8u64 {
+        let pods: Vec<Value> =
+            (0..64).map(|at| shared(&format!("p{at}"), &[share_of(&format!("p{at}"))])).collect();
+        let mut items: Vec<Value> = nodes.iter().map(|name| node(name, 6, 16)).collect();
+        items.extend(pods.iter().cloned());
+        let api = Arc::new(Flaky::new(seed, 33));
+        let settings = Settings { doubt: Duration::ZERO, api_timeout: Duration::from_millis(20), ..Settings::default() };
+        let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings, &items);
+        let resolver = tokio::spawn({
+            let engine = Arc::clone(&engine);
+            async move {
+                loop {
+                    engine.resolve_doubts().await;
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+        });
+        let work = pods.iter().enumerate().map(|(at, pod)| {
+            let seed = seed * 1_000 + at as u64;
+            tokio::spawn(schedule(Arc::clone(&engine), pod.clone(), nodes.to_vec(), seed))
+        });
+        let told = futures::future::join_all(work.collect::<Vec<_>>()).await;
+        resolver.abort();
+
+        let bound = api.bound.lock();
+        let mut used: HashMap<(String, String), (u32, u32)> = HashMap::new();
+        for (uid, binding) in bound.iter() {
+            let (cores, blocks) = share_of(uid.trim_start_matches("uid-"));
+            let card = binding.annotations["tencent.com/predicate-gpu-idx-0"].clone();
+            let sum = used.entry((binding.node.to_string(), card)).or_default();
+            *sum = (sum.0 + cores, sum.1 + blocks);
+        }
+        for (card, (cores, blocks)) in &used {
+            assert!(*cores <= 100 && *blocks <= 16, "seed {seed}: {card:?} has {cores} cores and {blocks} blocks");
+        }
+        for (pod, told) in pods.iter().zip(told) {
+            let uid = pod["metadata"]["uid"].as_str().unwrap();
+            if let Some(node) = told.unwrap() {
+                assert_eq!(bound.get(uid).map(|binding| &*binding.node), Some(&*node), "seed {seed}: {uid} was told bound");
+            }
+        }
+        assert!(bound.len() > 40, "seed {seed}: only {} bound; the test would show nothing", bound.len());
+    }
+}
