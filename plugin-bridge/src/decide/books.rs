@@ -181,9 +181,9 @@ impl Books {
     }
 
     /// Test only: a ledger that no longer looks who holds a card, to show that tests would notice.
-    #[cfg(any(test, feature = "fault-injection"))]
+    #[cfg(test)]
     #[must_use]
-    pub fn with_broken_ledger(mut self) -> Self {
+    pub(super) fn with_broken_ledger(mut self) -> Self {
         self.ledger = self.ledger.broken();
         self
     }
@@ -347,9 +347,9 @@ impl Books {
         kind == Some(ContainerKind::Init) && !old.kubelet.is_disjoint(&new.kubelet)
     }
 
-    /// Absent from the API, or from a pod-resources List asked for since.
+    /// Seen to leave the API, or not in a pod-resources List asked for since.
     fn is_gone_now(&self, grant: &Grant) -> bool {
-        if self.pods.gone_in_api(&grant.holder.pod_uid) == Some(true) {
+        if self.pods.has_departed(&grant.holder.pod_uid) {
             return true;
         }
         let ids: Vec<String> = grant.kubelet.iter().map(|k| self.id_of(k)).collect();

@@ -96,8 +96,10 @@ impl Books {
         let ids: Vec<GrantId> = self.grants.keys().copied().collect();
         for id in ids {
             let Some(grant) = self.grants.get(&id) else { continue };
+            let uid = grant.holder.pod_uid.clone();
             let gone = if grant.confirmed { self.holder_is_gone(id, now) } else { self.was_never_taken_up(grant, now) };
             if gone {
+                self.pods.note_gone(&uid, now);
                 self.release(id);
             }
         }
@@ -112,7 +114,7 @@ impl Books {
     fn holder_is_gone(&mut self, id: GrantId, now: Millis) -> bool {
         let Some(grant) = self.grants.get(&id) else { return false };
         let uid = &grant.holder.pod_uid;
-        if self.pods.gone_in_api(uid) != Some(true) {
+        if self.pods.gone_in_api(uid, grant.since, now, self.settings.grace) != Some(true) {
             if let Some(grant) = self.grants.get_mut(&id) {
                 grant.gone_since = None;
             }
@@ -145,7 +147,7 @@ impl Books {
     /// Whether a row of the book is of a pod that two sources call gone: rows of finished pods stay for a while.
     fn is_gone(&self, holder: &HolderId, keys: &BTreeSet<DeviceKey>, now: Millis) -> bool {
         let ids = self.ids_of(keys);
-        self.pods.gone_in_api(&holder.pod_uid) == Some(true)
+        self.pods.has_departed(&holder.pod_uid)
             && self.pods.had_time_to_end(&holder.pod_uid, now, self.settings.force_grace)
             && self.pods.listed_by_kubelet(&holder.pod_uid, ids.iter().map(String::as_str), 0) == Some(false)
     }

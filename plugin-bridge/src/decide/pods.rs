@@ -79,8 +79,8 @@ impl PodView {
 pub(super) struct PodTable {
     /// By the kubelet's UID.
     pub(super) pods: BTreeMap<String, PodView>,
-    /// All pods of the node were seen at least once.
-    pub(super) synced: bool,
+    /// When all pods of the node were last seen at once.
+    replaced: Option<Millis>,
     /// Pods that left the API: name, and whether they were seen to end first.
     departed: BTreeMap<String, Departed>,
     listed: Option<Listed>,
@@ -115,7 +115,7 @@ impl PodTable {
             }
         }
         self.pods = fresh;
-        self.synced = true;
+        self.replaced = Some(now);
     }
 
     /// Takes one pod's new state.
@@ -165,16 +165,40 @@ impl PodTable {
     pub(super) fn name_of(&self, uid: &str) -> Option<(&str, &str)> {
         match self.pods.get(uid) {
             Some(p) => Some((&p.namespace, &p.name)),
-            None => self.departed.get(uid).map(|d| (d.namespace.as_str(), d.name.as_str())),
+            None => {
+                let departed = self.departed.get(uid).filter(|d| !d.name.is_empty())?;
+                Some((&departed.namespace, &departed.name))
+            }
         }
     }
 
-    /// The API's word: absent, or terminal. `None` while the API has not been heard.
-    pub(super) fn gone_in_api(&self, uid: &str) -> Option<bool> {
+    /// The API's word about a pod whose devices were promised at `since`: absent, or terminal. `None` while it cannot be told.
+    ///
+    /// The kubelet may be ahead of our watch: a pod that was never seen is absent only if all pods were seen since, or if
+    /// it stays unseen for the grace period.
+    pub(super) fn gone_in_api(&self, uid: &str, since: Millis, now: Millis, grace: Millis) -> Option<bool> {
+        if let Some(pod) = self.pods.get(uid) {
+            return Some(pod.phase.terminal());
+        }
+        if self.departed.contains_key(uid) {
+            return Some(true);
+        }
+        let replaced = self.replaced?;
+        (replaced > since || now.saturating_sub(since) >= grace).then_some(true)
+    }
+
+    /// Known to have been here and to be gone.
+    pub(super) fn has_departed(&self, uid: &str) -> bool {
         match self.pods.get(uid) {
-            Some(pod) => Some(pod.phase.terminal()),
-            None if self.synced => Some(true),
-            None => None,
+            Some(pod) => pod.phase.terminal(),
+            None => self.departed.contains_key(uid),
+        }
+    }
+
+    /// A pod that was never seen has been found to be gone: rows about it that linger are not believed again.
+    pub(super) fn note_gone(&mut self, uid: &str, now: Millis) {
+        if !self.pods.contains_key(uid) && !self.departed.contains_key(uid) {
+            self.note_departure(uid.to_owned(), &PodView { phase: PodPhase::Succeeded, ..PodView::default() }, now);
         }
     }
 

@@ -118,7 +118,7 @@ impl Books {
         let by_device = Self::by_device(rows);
         for grant in self.grants.values().filter(|g| g.confirmed && old(g)) {
             let listed = grant.kubelet.iter().any(|key| by_device.contains_key(self.id_of(key).as_str()));
-            let gone = self.pods.gone_in_api(&grant.holder.pod_uid) == Some(true);
+            let gone = self.pods.has_departed(&grant.holder.pod_uid);
             let what = match (listed, gone) {
                 (true, true) => "is gone from the API but the kubelet still lists it",
                 (false, false) => "is in the ledger but the kubelet does not list it",

@@ -1,0 +1,157 @@
+//! The whole agent between a kubelet and an NVIDIA plugin, over real sockets.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use support::nvidia::FakeNvidia;
+use support::{Machine, until, uuid};
+
+const GPU: &str = "nvidia.com/gpu";
+const CORE: &str = "tencent.com/vcuda-core";
+const MEMORY: &str = "tencent.com/vcuda-memory";
+
+fn shared(cores: u32, blocks: u32) -> [(&'static str, u32); 2] {
+    [(CORE, cores), (MEMORY, blocks)]
+}
+
+async fn both_registered(machine: &Machine) {
+    until("both vcuda resources are registered", || {
+        machine.kubelet.registered(CORE) && machine.kubelet.registered(MEMORY)
+    })
+    .await;
+}
+
+async fn healthy_cards(machine: &Machine, cards: impl IntoIterator<Item = usize>) {
+    let wanted: BTreeSet<String> = cards.into_iter().map(uuid).collect();
+    until(&format!("the kubelet sees exactly {wanted:?} healthy"), || machine.kubelet.healthy(GPU) == wanted).await;
+}
+
+fn cards_of(ids: &BTreeSet<String>, per_card: usize) -> BTreeSet<usize> {
+    ids.iter().map(|id| id.rsplit('-').next().unwrap().parse::<usize>().unwrap() / per_card).collect()
+}
+
+#[tokio::test]
+async fn a_shared_pod_gets_the_card_that_the_extender_chose_in_either_order() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    for (name, card, order) in [("a", 3, [(CORE, 50), (MEMORY, 30)]), ("b", 6, [(MEMORY, 20), (CORE, 25)])] {
+        let limits = order.map(|(r, n)| (r, n as u32));
+        machine.bind(name, &[("main", &limits)], &[("tencent.com/predicate-gpu-idx-0", &card.to_string())]);
+        // The file stands for a watch: give it its half second.
+        tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+        machine.kubelet.admit(name, "main", false, &order).await.unwrap();
+        assert_eq!(machine.kubelet.environment(name, "main")["NVIDIA_VISIBLE_DEVICES"], uuid(card));
+        assert_eq!(cards_of(&machine.kubelet.ids(name, "main", CORE), 100), BTreeSet::from([card]));
+        assert_eq!(cards_of(&machine.kubelet.ids(name, "main", MEMORY), 320), BTreeSet::from([card]));
+        machine.kubelet.start_container(name, "main").await.unwrap();
+        machine.set_phase(name, "Running");
+    }
+}
+
+#[tokio::test]
+async fn the_two_kinds_never_meet_on_a_card() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+
+    machine.kubelet.admit("shared", "main", false, &shared_order(50, 30)).await.unwrap();
+    let taken = machine.kubelet.environment("shared", "main")["NVIDIA_VISIBLE_DEVICES"].clone();
+    assert_eq!(taken, uuid(0), "the evaluator packs from the first card");
+    healthy_cards(&machine, 1..8).await;
+
+    machine.kubelet.admit("legacy", "main", false, &[(GPU, 5)]).await.unwrap();
+    let given = nvidia.allocated.lock().last().unwrap().clone();
+    assert_eq!(given.len(), 5);
+    assert!(!given.contains(&taken));
+    let held: BTreeSet<usize> = (0..8).filter(|n| given.contains(&uuid(*n))).collect();
+    until("the legacy pod's cards are withdrawn from sharing", || {
+        let free = machine.kubelet.healthy(CORE);
+        cards_of(&free, 100).is_disjoint(&held)
+    })
+    .await;
+    assert_eq!(nvidia.streams.load(std::sync::atomic::Ordering::SeqCst), 1);
+}
+
+fn shared_order(cores: usize, blocks: usize) -> [(&'static str, usize); 2] {
+    [(CORE, cores), (MEMORY, blocks)]
+}
+
+#[tokio::test]
+async fn a_deleted_legacy_pods_card_is_used_again_although_the_checkpoint_still_lists_it() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let _nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    machine.bind("legacy", &[("main", &[(GPU, 8)])], &[]);
+    machine.kubelet.admit("legacy", "main", false, &[(GPU, 8)]).await.unwrap();
+    machine.set_phase("legacy", "Running");
+    until("nothing is left for shares", || machine.kubelet.healthy(CORE).is_empty()).await;
+
+    machine.kubelet.end("legacy");
+    tokio::time::sleep(std::time::Duration::from_millis(1200)).await;
+    assert!(machine.kubelet.healthy(CORE).is_empty(), "one source alone frees nothing");
+    machine.set_phase("legacy", "Succeeded");
+    until("all cards are free for shares", || machine.kubelet.healthy(CORE).len() == 800).await;
+    assert!(std::fs::read_to_string(machine.plugins().join("kubelet_internal_checkpoint")).unwrap().contains("legacy"));
+    machine.kubelet.admit("shared", "main", false, &shared_order(100, 80)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restarted_kubelet_is_registered_with_again_and_nothing_moves() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    machine.bind("s", &[("main", &shared(50, 30))], &[]);
+    machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
+    healthy_cards(&machine, 1..8).await;
+    machine.kubelet.restart().await;
+    both_registered(&machine).await;
+    // Its registration socket was wiped too; the real one registers again as soon as it is back.
+    until("NVIDIA's plugin may register again", || machine.plugins().join("gpu-migrate@kubelet.sock").exists()).await;
+    nvidia.stop.cancel();
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 1..8).await;
+    machine.kubelet.admit("l", "main", false, &[(GPU, 7)]).await.unwrap();
+    assert!(!nvidia.allocated.lock()[0].contains(&uuid(0)));
+    assert_eq!(machine.kubelet.state.lock().overlaps, 0, "old streams end before new registrations");
+}
+
+#[tokio::test]
+async fn a_killed_agent_knows_the_same_again() {
+    let mut machine = Machine::start().await;
+    both_registered(&machine).await;
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    machine.bind("s", &[("main", &shared(50, 30))], &[]);
+    machine.bind("l", &[("main", &[(GPU, 2)])], &[]);
+    machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
+    machine.kubelet.admit("l", "main", false, &[(GPU, 2)]).await.unwrap();
+    let before = (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE));
+    machine.kill_agent().await;
+    nvidia.stop.cancel();
+    for socket in ["gpu-migrate@kubelet.sock", "nvidia-gpu.sock"] {
+        let _ = std::fs::remove_file(machine.plugins().join(socket));
+    }
+    machine.start_agent();
+    let _nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    until("both resources are as before", || (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE)) == before).await;
+    assert!(machine.stop_agent().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    nvidia.events.send(uuid(5)).unwrap();
+    healthy_cards(&machine, [0, 1, 2, 3, 4, 6, 7]).await;
+    nvidia.stop.cancel();
+    let again = FakeNvidia::start(machine.plugins(), 8).await;
+    until("the new registration is listened to", || again.streams.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
+    again.events.send(uuid(6)).unwrap();
+    healthy_cards(&machine, [0, 1, 2, 3, 4, 7]).await;
+}
