@@ -65,6 +65,9 @@ pub struct Args {
     /// Longest wait for one answer of the API server, in seconds; below the scheduler's httpTimeout
     #[arg(long, env = "GPU_MIGRATE_API_TIMEOUT", value_name = "SECONDS", default_value_t = 10)]
     api_timeout: u64,
+    /// How long the first member of a gang waits for the last, in seconds; below the scheduler's httpTimeout
+    #[arg(long, env = "GPU_MIGRATE_GANG_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
+    gang_timeout: u64,
     /// Form of the log
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
@@ -117,6 +120,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         token_file,
         scoring,
         api_timeout,
+        gang_timeout,
         log_format,
     } = args;
     init_log(log_format);
@@ -134,7 +138,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Some(path) => Callers::anyone().with_token_file(path)?,
         None => Callers::anyone(),
     };
-    let settings = Settings { order: scoring, api_timeout: Duration::from_secs(api_timeout), ..Settings::default() };
+    let settings = Settings {
+        order: scoring,
+        api_timeout: Duration::from_secs(api_timeout),
+        gang_timeout: Duration::from_secs(gang_timeout),
+        ..Settings::default()
+    };
 
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
@@ -223,6 +232,7 @@ fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Arc<str>>, stop
         loop {
             every.tick().await;
             doubts.resolve_doubts().await;
+            doubts.lift_gates().await;
         }
     }));
     let waker = Arc::clone(engine);

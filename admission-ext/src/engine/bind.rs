@@ -77,6 +77,14 @@ pub enum BindError {
         /// Why.
         source: Undecided,
     },
+    /// The gang was not bound.
+    #[error("gang {gang}: {why}; no member is bound, all are tried again")]
+    Gang {
+        /// Namespace and name of the gang.
+        gang: String,
+        /// Why not.
+        why: String,
+    },
     /// The API server did not bind it, or did not say so.
     #[error("{0}")]
     Api(BindFailure),
@@ -140,7 +148,10 @@ impl Engine {
             return same_node(&pod, bound, node);
         }
         let cards = self.assume(&pod, node)?;
-        self.commit(&pod, node, cards).await
+        match &pod.gang {
+            Some(gang) => self.bind_member(&pod, gang, node, cards).await,
+            None => self.commit(&pod, node, cards).await,
+        }
     }
 
     /// Marks a pod as being bound or looked up: one at a time. `None` where another call has it.
@@ -173,7 +184,8 @@ impl Engine {
         }
         let glance = Glance::of(pod);
         let scoring = self.scoring();
-        let until = (self.clock)().instant + self.settings.api_timeout + self.settings.doubt;
+        let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
+        let until = (self.clock)().instant + held + self.settings.api_timeout + self.settings.doubt;
         let mut cluster = self.cluster.write();
         if let Some(earlier) = cluster.assumption(&pod.uid) {
             if &*earlier.node != node {
@@ -183,6 +195,10 @@ impl Engine {
             cluster.renew(&pod.uid, until);
             return Ok(cards);
         }
+        if let Some(why) = self.gang_refusal(&cluster, pod) {
+            let gang = pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
+            return Err(BindError::Gang { gang, why });
+        }
         let cards = match cluster.slot(node) {
             _ if pod.kind == PodKind::Plain => Cards::default(),
             None => return Err(BindError::NoNode { node: node.to_owned() }),
@@ -190,6 +206,9 @@ impl Engine {
                 .map_err(|source| BindError::Undecided { node: node.to_owned(), source })?,
         };
         cluster.assume(pod, node, cards.clone(), until);
+        if let Some(gang) = &pod.gang {
+            self.begin_gang(gang);
+        }
         drop(cluster);
         self.mix.rcu(|mix| {
             let mut mix = (**mix).clone();
@@ -200,7 +219,7 @@ impl Engine {
     }
 
     /// Posts the Binding and settles what became of it.
-    async fn commit(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) -> Result<(), BindError> {
+    pub(super) async fn commit(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) -> Result<(), BindError> {
         let binding = self.binding_of(pod, node, &cards);
         match self.api.bind(&binding).await {
             Ok(()) => {

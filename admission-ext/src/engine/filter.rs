@@ -46,6 +46,13 @@ impl Engine {
         let glance = Glance::of(pod);
         let mut verdicts = Vec::with_capacity(nodes.len());
         let mut cluster = self.cluster.read();
+        if !cluster.is_placed(&pod.uid)
+            && let Some(refusal) = self.gang_refusal(&cluster, pod)
+        {
+            // Preempting for one member would help nobody.
+            let never = Verdict::Unresolvable(reasons.text(&refusal));
+            return (vec![never; nodes.len()], reasons);
+        }
         for at in 0..nodes.len() {
             if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);

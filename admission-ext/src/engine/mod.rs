@@ -2,6 +2,7 @@
 
 mod bind;
 mod filter;
+mod gang;
 mod preempt;
 mod reasons;
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub doubt: Duration,
     /// Limit of one request to the API server; below the scheduler's `httpTimeout`.
     pub api_timeout: Duration,
+    /// How long the first member of a gang waits for the last; below the scheduler's `httpTimeout`.
+    pub gang_timeout: Duration,
 }
 
 impl Default for Settings {
@@ -62,6 +65,7 @@ impl Default for Settings {
             order: Order::default(),
             doubt: Duration::from_secs(15),
             api_timeout: Duration::from_secs(10),
+            gang_timeout: Self::GANG_TIMEOUT,
         }
     }
 }
@@ -84,6 +88,7 @@ pub struct Engine {
     mix: ArcSwap<Mix>,
     /// UIDs of the pods that are being bound right now.
     binding: Mutex<std::collections::HashSet<Arc<str>>>,
+    gangs: Mutex<gang::Gangs>,
     /// Caches are filled.
     synced: AtomicBool,
     /// This replica is the one that binds.
@@ -109,6 +114,7 @@ impl Engine {
             settings,
             mix: ArcSwap::default(),
             binding: Mutex::default(),
+            gangs: Mutex::default(),
             synced: AtomicBool::new(false),
             leads: AtomicBool::new(false),
             woken,
@@ -176,13 +182,25 @@ impl Engine {
 
     /// A pod was added or changed in the API.
     pub fn set_pod(&self, pod: PodFacts) {
-        // More room by a pod's own change is seen by the scheduler itself.
-        self.cluster.write().set_pod(pod);
+        // More room by a pod's own change is seen by the scheduler itself; a gang that is complete now is not.
+        let gang = pod.gang.clone();
+        let mut cluster = self.cluster.write();
+        let members = |cluster: &Cluster| gang.as_ref().map_or(0, |gang| cluster.members(&gang.key).count());
+        let before = members(&cluster);
+        cluster.set_pod(pod);
+        let complete = gang.as_ref().is_some_and(|gang| {
+            before < gang.size as usize && members(&cluster) >= gang.size as usize
+        });
+        drop(cluster);
+        if complete {
+            self.wake_any();
+        }
     }
 
     /// A pod is gone or has finished.
     pub fn remove_pod(&self, uid: &str) {
         self.cluster.write().remove_pod(uid);
+        self.drop_member(uid);
     }
 
     /// A Node was added or changed.
@@ -213,6 +231,14 @@ impl Engine {
         }
     }
 
+    /// Wakes all waiting pods, by whichever node.
+    fn wake_any(&self) {
+        let node = self.cluster.read().slots().find(|slot| slot.facts.is_some()).map(|slot| Arc::clone(&slot.name));
+        if let Some(node) = node {
+            let _ = self.woken.send(node);
+        }
+    }
+
     /// Touches nodes that got room which the scheduler cannot see, if anyone is waiting for room.
     pub async fn wake(&self, mut nodes: Vec<Arc<str>>) {
         nodes.sort_unstable();
@@ -228,6 +254,7 @@ impl Engine {
 
     /// Looks up the pods whose binding may or may not have been made, and gives cards back where it was not.
     pub async fn resolve_doubts(&self) {
+        self.end_standing_back();
         let overdue = self.cluster.read().overdue((self.clock)().instant);
         for pod in overdue {
             self.resolve(&pod).await;

@@ -22,6 +22,10 @@ impl Engine {
             _ => return nothing(Outcome::Error),
         };
         let pod = PodFacts::read(&args.pod, &self.settings.dialect);
+        if pod.gang.is_some() {
+            // Victims for one member would die in vain while the others do not fit.
+            return nothing(Outcome::Refused);
+        }
         let cluster = self.cluster.read();
         let kept: Vec<Kept<'_>> = args
             .victims()

@@ -10,7 +10,7 @@ pub mod node;
 pub mod pod;
 pub mod room;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,6 +53,21 @@ impl Slot {
         let none = NodeFacts::default();
         let facts = self.facts.as_ref().unwrap_or(&none);
         books(&self.inventory, facts, &self.found, self.pods.values(), without)
+    }
+
+    /// The books with further pods on them, for trying out several.
+    #[must_use]
+    pub fn books_with(&self, further: &[Placed]) -> Books {
+        let none = NodeFacts::default();
+        let facts = self.facts.as_ref().unwrap_or(&none);
+        books(&self.inventory, facts, &self.found, self.pods.values().chain(further), |_| false).1
+    }
+
+    /// Whether the node has the labels that the pod wants.
+    #[must_use]
+    pub fn selected_by(&self, pod: &PodFacts) -> bool {
+        let labels = self.facts.as_ref().map(|facts| &facts.labels);
+        pod.node_selector.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
     }
 
     fn settle(&mut self) {
@@ -100,6 +115,8 @@ pub struct Cluster {
     by_name: HashMap<Arc<str>, SlotId>,
     pods: HashMap<Arc<str>, Known>,
     assumed: HashMap<Arc<str>, Assumption>,
+    /// UIDs of the members of each gang.
+    gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Slots are settled one by one as they change, but for the first filling.
     loading: bool,
 }
@@ -165,6 +182,23 @@ impl Cluster {
         self.pods.values().map(|known| &known.pod)
     }
 
+    /// Whether the pod is on the books of some node: bound, or assumed.
+    #[must_use]
+    pub fn is_placed(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|known| known.slot.is_some())
+    }
+
+    /// The gangs that any pod belongs to.
+    pub fn gangs(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.gangs.keys()
+    }
+
+    /// The members of a gang, but for those that are leaving.
+    pub fn members(&self, gang: &str) -> impl Iterator<Item = &Arc<PodFacts>> {
+        let uids = self.gangs.get(gang).into_iter().flatten();
+        uids.filter_map(|uid| self.pod(uid)).filter(|pod| !pod.leaving)
+    }
+
     /// The choice made for this pod, while it is not confirmed.
     #[must_use]
     pub fn assumption(&self, uid: &str) -> Option<&Assumption> {
@@ -208,6 +242,9 @@ impl Cluster {
     pub fn set_pod(&mut self, pod: PodFacts) -> Change {
         let pod = Arc::new(pod);
         let uid = Arc::clone(&pod.uid);
+        if let Some(gang) = &pod.gang {
+            self.gangs.entry(Arc::clone(&gang.key)).or_default().insert(Arc::clone(&uid));
+        }
         let Some(node) = pod.node.clone() else {
             // An older event than our own binding: the assumption stands.
             let slot = self.pods.get(&uid).and_then(|known| known.slot);
@@ -223,7 +260,16 @@ impl Cluster {
     /// A pod is gone or has finished.
     pub fn remove_pod(&mut self, uid: &str) -> Change {
         self.assumed.remove(uid);
-        match self.pods.remove(uid).and_then(|known| known.slot) {
+        let known = self.pods.remove(uid);
+        if let Some(gang) = known.as_ref().and_then(|known| known.pod.gang.as_ref())
+            && let Some(members) = self.gangs.get_mut(&gang.key)
+        {
+            members.remove(uid);
+            if members.is_empty() {
+                self.gangs.remove(&gang.key);
+            }
+        }
+        match known.and_then(|known| known.slot) {
             Some(id) => self.change(id, |slot| {
                 slot.pods.remove(uid);
             }),

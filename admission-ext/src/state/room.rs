@@ -141,6 +141,39 @@ impl Rooms {
         }
     }
 
+    /// Takes what a pod that fits would take, for trying out several; binpack.
+    pub fn take(&mut self, glance: Glance) {
+        match glance {
+            Glance::Nothing | Glance::Unclear => {}
+            Glance::Legacy(cards) => self.take_whole(cards, 0),
+            Glance::Whole(cards, blocks) => self.take_whole(cards, blocks.0.div_ceil(cards.max(1))),
+            Glance::Share(cores, blocks) => {
+                let spare = self.free > 0;
+                let fits = |card: &&mut Room| {
+                    card.open
+                        && u32::from(card.cores) >= cores.0
+                        && card.blocks >= blocks.0
+                        && (spare || !card.free)
+                };
+                let Some(card) = self.cards.iter_mut().filter(fits).min_by_key(|card| (card.cores, card.blocks)) else {
+                    return;
+                };
+                self.free -= u32::from(card.free);
+                card.free = false;
+                card.cores = card.cores.saturating_sub(u16::try_from(cores.0).unwrap_or(u16::MAX));
+                card.blocks = card.blocks.saturating_sub(blocks.0);
+            }
+        }
+    }
+
+    fn take_whole(&mut self, cards: u32, blocks: u32) {
+        let fitting = self.cards.iter_mut().filter(|card| card.free && card.of_blocks >= blocks);
+        for card in fitting.take(cards as usize) {
+            *card = Room { cores: 0, blocks: 0, free: false, open: false, ..*card };
+            self.free = self.free.saturating_sub(1);
+        }
+    }
+
     /// Cards free of everyone and not promised.
     #[must_use]
     pub fn free(&self) -> u32 {

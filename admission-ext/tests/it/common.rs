@@ -7,6 +7,7 @@ use gpu_migrate_admission_ext::api::{Api, Memory};
 use gpu_migrate_admission_ext::engine::{Engine, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
+use gpu_migrate_admission_ext::state::node::NodeFacts;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use gpu_migrate_model::names::Dialect;
 use prometheus_client::registry::Registry;
@@ -139,4 +140,10 @@ pub(crate) fn cards(engine: &Engine, name: &str) -> Vec<u32> {
 pub(crate) fn facts(pod: &Value) -> PodFacts {
     let text = pod.to_string();
     PodFacts::read(&serde_json::from_str(&text).unwrap(), &Dialect::default())
+}
+
+/// A node as the index reads it.
+pub(crate) fn facts_of_node(node: &Value) -> NodeFacts {
+    let text = node.to_string();
+    NodeFacts::read(&serde_json::from_str(&text).unwrap(), &Dialect::default())
 }

@@ -1,0 +1,331 @@
+//! Gangs: all members or none (`scheduling.k8s.io/group-name`, `group-pod-num`; DESIGN decision 8).
+//!
+//! - **filter** lets nobody through while the cluster could not hold all members that are still missing, beside what
+//!   is held and still missing of the gangs that have begun before.
+//! - **bind** assumes each member's cards and holds the call; the last member's call binds all. If a binding fails or
+//!   time runs out, all that are not bound yet are released.
+//!
+//! A gang that has begun counts as if it were whole. So of two gangs that need more than half of the cluster each, the
+//! second does not begin before the first has finished or given up; and one that has given up stands back for a while.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use tokio::sync::oneshot;
+
+use super::Engine;
+use super::bind::BindError;
+use crate::decide::placement;
+use crate::state::node::Placed;
+use crate::state::pod::{Cards, GangRef, PodFacts, compact};
+use crate::state::room::{Glance, Rooms};
+use crate::state::{Cluster, Slot};
+
+/// How many bindings of one gang are on their way at a time.
+const AT_A_TIME: usize = 16;
+
+/// Members that wait for the others.
+#[derive(Debug, Default)]
+pub(super) struct Gangs {
+    begun: HashMap<Arc<str>, Begun>,
+    /// Gangs that gave up, and until when they stand back.
+    standing_back: HashMap<Arc<str>, Instant>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    size: u32,
+    deadline: Instant,
+    /// By UID, in a stable order.
+    held: BTreeMap<Arc<str>, Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    pod: Arc<PodFacts>,
+    node: Arc<str>,
+    cards: Cards,
+    tell: oneshot::Sender<Result<(), BindError>>,
+}
+
+/// What becomes of a bind call of a gang member.
+enum Turn {
+    /// It waits; the answer comes here.
+    Wait(oneshot::Receiver<Result<(), BindError>>, Instant),
+    /// It was the last: bind these.
+    All(Vec<Held>, oneshot::Receiver<Result<(), BindError>>),
+}
+
+impl Engine {
+    /// Why no member of the pod's gang may be placed now; `None` if it may, or is in no gang.
+    pub(super) fn gang_refusal(&self, cluster: &Cluster, pod: &PodFacts) -> Option<String> {
+        let gang = pod.gang.as_ref()?;
+        self.gangs.lock().refusal(cluster, pod, gang, (self.clock)().instant)
+    }
+
+    /// Holds the bind of a member until all are there, or binds all.
+    pub(super) async fn bind_member(
+        self: &Arc<Self>,
+        pod: &Arc<PodFacts>,
+        gang: &GangRef,
+        node: &str,
+        cards: Cards,
+    ) -> Result<(), BindError> {
+        match self.take_turn(pod, gang, node, cards) {
+            Turn::All(members, answer) => {
+                self.bind_all(gang, members).await;
+                answer.await.unwrap_or_else(|_| Err(released(gang, "the gang was given up")))
+            }
+            Turn::Wait(mut answer, deadline) => {
+                let left = deadline.saturating_duration_since((self.clock)().instant);
+                match tokio::time::timeout(left, &mut answer).await {
+                    Ok(answer) => answer.unwrap_or_else(|_| Err(released(gang, "the gang was given up"))),
+                    Err(_) => {
+                        self.give_up(gang, deadline, "not all members came in time").await;
+                        // Whoever gave the gang up, or is binding it right now, answers everyone.
+                        answer.await.unwrap_or_else(|_| Err(released(gang, "the gang was given up")))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that a gang has begun, under the lock under which its first member was assumed.
+    pub(super) fn begin_gang(&self, gang: &GangRef) {
+        let deadline = (self.clock)().instant + self.settings.gang_timeout;
+        self.gangs.lock().begin(gang, deadline);
+    }
+
+    fn take_turn(&self, pod: &Arc<PodFacts>, gang: &GangRef, node: &str, cards: Cards) -> Turn {
+        let (tell, answer) = oneshot::channel();
+        let now = (self.clock)().instant;
+        let cluster = self.cluster.read();
+        let mut gangs = self.gangs.lock();
+        let begun = gangs.begin(gang, now + self.settings.gang_timeout);
+        let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, tell };
+        begun.held.insert(Arc::clone(&pod.uid), held);
+        let bound = cluster.members(&gang.key).filter(|member| member.node.is_some()).count();
+        if bound + begun.held.len() < gang.size as usize {
+            return Turn::Wait(answer, begun.deadline);
+        }
+        let all = gangs.begun.remove(&gang.key).map(|begun| begun.held).unwrap_or_default();
+        Turn::All(all.into_values().collect(), answer)
+    }
+
+    /// Binds all members. The first goes alone: most of what can go wrong goes wrong there, and then nobody is bound.
+    async fn bind_all(self: &Arc<Self>, gang: &GangRef, members: Vec<Held>) {
+        let mut waiting = members.into_iter();
+        let mut failed = false;
+        if let Some(first) = waiting.next() {
+            failed = !self.bind_held(first).await;
+        }
+        while !failed && waiting.len() > 0 {
+            let part: Vec<Held> = waiting.by_ref().take(AT_A_TIME).collect();
+            let outcomes = futures::stream::iter(part.into_iter().map(|held| self.bind_held(held)));
+            failed = outcomes.buffer_unordered(AT_A_TIME).any(|bound| async move { !bound }).await;
+        }
+        if failed {
+            self.release(gang, waiting.collect(), "another member could not be bound").await;
+        } else {
+            self.metrics.gang_bound.inc();
+        }
+    }
+
+    async fn bind_held(&self, held: Held) -> bool {
+        let result = self.commit(&held.pod, &held.node, held.cards).await;
+        let bound = result.is_ok();
+        // A caller that went away is no reason to undo anything.
+        let _ = held.tell.send(result);
+        bound
+    }
+
+    /// Releases every member that is held since the gang began with this deadline.
+    async fn give_up(&self, gang: &GangRef, deadline: Instant, why: &'static str) {
+        let until = (self.clock)().instant + self.settings.gang_timeout / 4;
+        let members = {
+            let mut gangs = self.gangs.lock();
+            match gangs.begun.get(&gang.key) {
+                Some(begun) if begun.deadline == deadline => {}
+                // Another member did it, or the gang is being bound, or has begun anew.
+                _ => return,
+            }
+            gangs.standing_back.insert(Arc::clone(&gang.key), until);
+            gangs.begun.remove(&gang.key).map(|begun| begun.held).unwrap_or_default()
+        };
+        self.release(gang, members.into_values().collect(), why).await;
+    }
+
+    async fn release(&self, gang: &GangRef, members: Vec<Held>, why: &'static str) {
+        for held in members {
+            let change = self.cluster.write().forget(&held.pod.uid);
+            self.wake_if(change, &held.node);
+            self.metrics.gang_released.inc();
+            let error = released(gang, why);
+            self.api.warn(&held.pod, "GangReleased", error.to_string()).await;
+            let _ = held.tell.send(Err(error));
+        }
+    }
+
+    /// A member is gone: its bind is over, the others go on waiting for whoever takes its place.
+    pub(super) fn drop_member(&self, uid: &str) {
+        let mut gangs = self.gangs.lock();
+        for begun in gangs.begun.values_mut() {
+            // Its call hears that the gang was given up, as the sender goes.
+            begun.held.remove(uid);
+        }
+        gangs.begun.retain(|_, begun| !begun.held.is_empty());
+    }
+
+    /// Wakes the gangs whose time of standing back is over: nothing else would.
+    pub(super) fn end_standing_back(&self) {
+        let now = (self.clock)().instant;
+        let mut gangs = self.gangs.lock();
+        let before = gangs.standing_back.len();
+        gangs.standing_back.retain(|_, until| *until > now);
+        let ended = gangs.standing_back.len() < before;
+        drop(gangs);
+        if ended {
+            self.wake_any();
+        }
+    }
+
+    /// The gated members of the gangs that are complete and would fit, to be let into the queue together.
+    #[must_use]
+    pub fn gangs_to_lift(&self) -> Vec<Arc<PodFacts>> {
+        let now = (self.clock)().instant;
+        let cluster = self.cluster.read();
+        let mut lift = Vec::new();
+        for key in cluster.gangs() {
+            let Some(gated) = cluster.members(key).find(|member| member.gated) else { continue };
+            let Some(gang) = &gated.gang else { continue };
+            if self.gangs.lock().refusal(&cluster, gated, gang, now).is_none() {
+                lift.extend(cluster.members(key).filter(|member| member.gated).cloned());
+            }
+        }
+        lift
+    }
+
+    /// Lifts the gates of complete gangs.
+    pub async fn lift_gates(&self) {
+        if !self.is_ready() {
+            return;
+        }
+        for pod in self.gangs_to_lift() {
+            if let Err(problem) = self.api.lift_gate(&pod).await {
+                tracing::warn!(pod = %pod.shown(), problem, "gang gate not lifted; trying again");
+            }
+        }
+    }
+}
+
+fn released(gang: &GangRef, why: &str) -> BindError {
+    BindError::Gang { gang: gang.key.to_string(), why: why.to_owned() }
+}
+
+impl Gangs {
+    fn begin(&mut self, gang: &GangRef, deadline: Instant) -> &mut Begun {
+        let new = || Begun { size: gang.size, deadline, held: BTreeMap::new() };
+        self.begun.entry(Arc::clone(&gang.key)).or_insert_with(new)
+    }
+
+    /// Why the gang of `pod` cannot have its missing members placed now.
+    fn refusal(&self, cluster: &Cluster, pod: &PodFacts, gang: &GangRef, now: Instant) -> Option<String> {
+        let known: Vec<&Arc<PodFacts>> = cluster.members(&gang.key).collect();
+        let exist = known.len() + usize::from(!known.iter().any(|member| member.uid == pod.uid));
+        if exist < gang.size as usize {
+            // Without the count: the text stays the same while members come.
+            return Some(format!("gang {}: not all of its {} pods exist yet", gang.key, gang.size));
+        }
+        let waits = |other: &Arc<str>| {
+            cluster.members(other).any(|member| !member.gated && !cluster.is_placed(&member.uid))
+        };
+        if self.standing_back.get(&gang.key).is_some_and(|until| *until > now)
+            && cluster.gangs().any(|other| *other != gang.key && waits(other))
+        {
+            return Some(format!("gang {}: gave up a moment ago, others go first", gang.key));
+        }
+        let mut missing = Vec::new();
+        for (key, begun) in self.begun.iter().filter(|(key, _)| **key != gang.key) {
+            missing.extend(still_missing(cluster, key, begun.size, None));
+        }
+        let rivals = missing.len();
+        missing.extend(still_missing(cluster, &gang.key, gang.size, Some(pod)));
+        if could_hold(cluster, &missing) {
+            return None;
+        }
+        let beside = if rivals > 0 { " beside the gangs that began before" } else { "" };
+        Some(format!("gang {}: not all of its {} pods would fit{beside}", gang.key, gang.size))
+    }
+}
+
+/// The members of a gang that hold nothing yet; `pod`, where given, is one of them even if the index lags.
+fn still_missing<'a>(
+    cluster: &'a Cluster,
+    key: &str,
+    size: u32,
+    pod: Option<&'a PodFacts>,
+) -> Vec<&'a PodFacts> {
+    let placed = cluster.members(key).filter(|member| cluster.is_placed(&member.uid)).count();
+    let count = (size as usize).saturating_sub(placed);
+    let own = pod.filter(|pod| !cluster.is_placed(&pod.uid));
+    let others = cluster.members(key).map(|member| &**member).filter(|member| {
+        !cluster.is_placed(&member.uid) && own.is_none_or(|own| own.uid != member.uid)
+    });
+    own.into_iter().chain(others).take(count).collect()
+}
+
+/// Whether all of `pods` would fit at once, by placing them one after the other, the largest first.
+///
+/// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
+fn could_hold(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
+    let mut left: Vec<(&PodFacts, Glance)> = pods.iter().map(|pod| (*pod, Glance::of(pod))).collect();
+    left.sort_by_key(|(pod, _)| {
+        let demand = pod.demand();
+        std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks))
+    });
+    for slot in cluster.slots() {
+        if left.is_empty() {
+            return true;
+        }
+        if left.iter().any(|(_, glance)| *glance == Glance::Unclear) {
+            fill_books(slot, &mut left);
+        } else {
+            fill_rooms(slot, &mut left);
+        }
+    }
+    left.is_empty()
+}
+
+/// Puts as many as fit on copies of the node's rooms.
+fn fill_rooms(slot: &Slot, left: &mut Vec<(&PodFacts, Glance)>) {
+    let mut rooms: Option<Rooms> = None;
+    left.retain(|(pod, glance)| {
+        let fits = |rooms: &Rooms| slot.selected_by(pod) && rooms.look(*glance).is_some_and(|look| look.is_ok());
+        if !fits(rooms.as_ref().unwrap_or(&slot.rooms)) {
+            return true;
+        }
+        rooms.get_or_insert_with(|| slot.rooms.clone()).take(*glance);
+        false
+    });
+}
+
+/// The same by real placement, for pods of several containers or with constraints.
+fn fill_books(slot: &Slot, left: &mut Vec<(&PodFacts, Glance)>) {
+    let mut scratch: Vec<Placed> = Vec::new();
+    left.retain(|(pod, _)| {
+        if !slot.selected_by(pod) {
+            return true;
+        }
+        let books = slot.books_with(&scratch);
+        let Ok(placed) = placement(&slot.inventory, &books, pod) else { return true };
+        scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
+        false
+    });
+}
+
+impl super::Settings {
+    /// The default of [`super::Settings::gang_timeout`]: below the 30 s of `httpTimeout` that our examples set.
+    pub const GANG_TIMEOUT: Duration = Duration::from_secs(25);
+}

@@ -1,0 +1,197 @@
+//! Gangs: all or none, no gang blocks another for ever, and a held bind blocks nobody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_migrate_admission_ext::api::{Api, Memory};
+use gpu_migrate_admission_ext::engine::{Engine, Settings};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::common::*;
+
+fn member(gang: &str, size: u32, name: &str, share: (u32, u32)) -> Value {
+    let mut pod = shared(name, &[share]);
+    pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = json!(gang);
+    pod["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = json!(size.to_string());
+    pod
+}
+
+fn members(gang: &str, size: u32, share: (u32, u32)) -> Vec<Value> {
+    (0..size).map(|at| member(gang, size, &format!("{gang}{at}"), share)).collect()
+}
+
+fn start(items: &[Value], gang_timeout: u64) -> Arc<Engine> {
+    let settings = Settings { gang_timeout: Duration::from_millis(gang_timeout), ..Settings::default() };
+    engine_with(Arc::new(Memory::default()) as Arc<dyn Api>, settings, items)
+}
+
+fn binding(engine: &Arc<Engine>, pod: &Value, node: &'static str) -> JoinHandle<String> {
+    let (engine, pod) = (Arc::clone(engine), pod.clone());
+    tokio::spawn(async move { bind(&engine, &pod, node).await })
+}
+
+fn placed(engine: &Engine) -> usize {
+    engine.read(|cluster| cluster.slot("a").unwrap().pods.len())
+}
+
+#[tokio::test]
+async fn a_gang_of_four_on_room_for_three_binds_nobody_and_all_four_once_a_card_is_free() {
+    let gang = members("g", 4, (100, 0));
+    let mut items = vec![node("a", 4, 16), bound(shared("other", &[(50, 4)]), "a", "2")];
+    items.extend(gang.iter().cloned());
+    let engine = start(&items, 5_000);
+    for pod in &gang {
+        let answer = filter(&engine, pod, &["a"]);
+        let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+        assert_eq!(reason, "gang default/g: not all of its 4 pods would fit");
+        assert!(bind(&engine, pod, "a").await.contains("not all of its 4 pods would fit"));
+    }
+    assert_eq!(placed(&engine), 1, "only the other pod");
+    engine.remove_pod("uid-other");
+    let mut calls = Vec::new();
+    for pod in &gang {
+        assert_eq!(passing(&engine, pod, &["a"]), ["a"]);
+        calls.push(binding(&engine, pod, "a"));
+    }
+    for call in calls {
+        assert_eq!(call.await.unwrap(), "");
+    }
+    let mut all: Vec<u32> = (0..4).flat_map(|at| cards(&engine, &format!("g{at}"))).collect();
+    all.sort_unstable();
+    assert_eq!(all, [0, 1, 2, 3]);
+    assert_eq!(engine.metrics().gang_bound.get(), 1);
+}
+
+#[tokio::test]
+async fn nobody_goes_before_all_members_exist() {
+    let gang = members("g", 3, (50, 4));
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(gang[..2].iter().cloned());
+    let engine = start(&items, 5_000);
+    let answer = filter(&engine, &gang[0], &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert_eq!(reason, "gang default/g: not all of its 3 pods exist yet");
+    engine.set_pod(facts(&gang[2]));
+    assert_eq!(passing(&engine, &gang[0], &["a"]), ["a"]);
+}
+
+#[tokio::test]
+async fn what_does_not_come_in_time_releases_all_and_frees_their_cards() {
+    let gang = members("g", 3, (100, 0));
+    let mut items = vec![node("a", 3, 16), shared("single", &[(50, 4)])];
+    items.extend(gang.iter().cloned());
+    let engine = start(&items, 150);
+    let first = binding(&engine, &gang[0], "a");
+    let second = binding(&engine, &gang[1], "a");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(placed(&engine), 2, "held, and on the books");
+    // A held bind blocks no other pod: this one takes the last card.
+    assert_eq!(bind(&engine, &shared("single", &[(50, 4)]), "a").await, "");
+    for call in [first, second] {
+        let error = call.await.unwrap();
+        assert!(error.contains("not all members came in time"), "{error}");
+    }
+    assert_eq!(placed(&engine), 1);
+    assert_eq!(engine.metrics().gang_released.get(), 2);
+}
+
+#[tokio::test]
+async fn of_two_gangs_that_need_more_than_half_the_second_waits_for_the_first() {
+    let (one, two) = (members("one", 3, (100, 0)), members("two", 3, (100, 0)));
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(one.iter().chain(&two).cloned());
+    let engine = start(&items, 5_000);
+    // Both pass filter before either has begun; their binds come mixed.
+    for pod in one.iter().chain(&two) {
+        assert_eq!(passing(&engine, pod, &["a"]), ["a"]);
+    }
+    let first = binding(&engine, &one[0], "a");
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let error = bind(&engine, &two[0], "a").await;
+    assert!(error.contains("would fit beside the gangs that began before"), "{error}");
+    assert!(passing(&engine, &two[1], &["a"]).is_empty());
+    let rest = [binding(&engine, &one[1], "a"), binding(&engine, &one[2], "a")];
+    for call in [first].into_iter().chain(rest) {
+        assert_eq!(call.await.unwrap(), "");
+    }
+    // The first finishes and goes; then it is the second's turn.
+    assert!(passing(&engine, &two[0], &["a"]).is_empty());
+    for at in 0..3 {
+        engine.remove_pod(&format!("uid-one{at}"));
+    }
+    let calls: Vec<_> = two.iter().map(|pod| binding(&engine, pod, "a")).collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
+async fn a_gang_that_gave_up_stands_back_for_another_that_waits() {
+    let (one, two) = (members("one", 3, (100, 0)), members("two", 3, (100, 0)));
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(one.iter().chain(&two).cloned());
+    let engine = start(&items, 400);
+    assert!(bind(&engine, &one[0], "a").await.contains("in time"));
+    assert!(passing(&engine, &one[1], &["a"]).is_empty(), "others go first");
+    assert_eq!(passing(&engine, &two[1], &["a"]), ["a"]);
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    assert_eq!(passing(&engine, &one[1], &["a"]), ["a"], "not for ever");
+}
+
+#[tokio::test]
+async fn a_member_that_is_deleted_while_it_is_held_takes_nobody_along() {
+    let gang = members("g", 2, (100, 0));
+    let mut items = vec![node("a", 2, 16)];
+    items.extend(gang.iter().cloned());
+    let engine = start(&items, 2_000);
+    let call = binding(&engine, &gang[0], "a");
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    engine.remove_pod("uid-g0");
+    assert!(call.await.unwrap().contains("given up"));
+    assert_eq!(placed(&engine), 0);
+    let again = member("g", 2, "again", (100, 0));
+    engine.set_pod(facts(&again));
+    let calls = [binding(&engine, &again, "a"), binding(&engine, &gang[1], "a")];
+    for call in calls {
+        assert_eq!(call.await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
+async fn gates_are_lifted_together_once_all_exist_and_would_fit() {
+    let gated = |at: usize| {
+        let mut pod = members("g", 2, (100, 0)).swap_remove(at);
+        pod["spec"]["schedulingGates"] = json!([{"name": "gpu-migrate.io/gang"}]);
+        pod
+    };
+    let engine = start(&[node("a", 2, 16), bound(shared("x", &[(50, 4)]), "a", "0"), gated(0)], 2_000);
+    let lifted = || engine.gangs_to_lift().len();
+    assert_eq!(lifted(), 0, "one is missing");
+    engine.set_pod(facts(&gated(1)));
+    assert_eq!(lifted(), 0, "one would not fit");
+    engine.remove_pod("uid-x");
+    assert_eq!(lifted(), 2);
+}
+
+#[tokio::test]
+async fn members_of_several_containers_are_counted_by_real_placement() {
+    let pods: Vec<Value> = (0..3)
+        .map(|at| {
+            let mut pod = shared(&format!("m{at}"), &[(60, 4), (60, 4)]);
+            pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = json!("m");
+            pod["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = json!("3");
+            pod
+        })
+        .collect();
+    let mut items = vec![node("a", 2, 16), node("b", 3, 16)];
+    items.extend(pods.iter().cloned());
+    let engine = start(&items, 2_000);
+    // Each container takes a card of its own: 2 cards hold one pod, 3 cards hold one, so two of three.
+    assert!(passing(&engine, &pods[0], &["a", "b"]).is_empty());
+    engine.fill(|cluster| {
+        let more = facts_of_node(&node("b", 4, 16));
+        cluster.set_node("b", more);
+    });
+    assert_eq!(passing(&engine, &pods[0], &["a", "b"]), ["a", "b"]);
+}
