@@ -186,12 +186,18 @@ fn scheduling(spec: &GPUMigrationSpec) -> Result<Scheduling, PolicyError> {
         let value = serde_json::to_value(toleration).map_err(|error| {
             bad(format!("spec.scheduling.tolerations.add[{index}]"), error, "a toleration")
         })?;
-        toleration_add.push(value);
+        if !toleration_add.contains(&value) {
+            toleration_add.push(value);
+        }
     }
+    // A key that is listed twice can be removed only once.
+    let mut selector_remove = edit.node_selector.remove.clone();
+    selector_remove.sort_unstable();
+    selector_remove.dedup();
     Ok(Scheduling {
         scheduler_name: Some(edit.scheduler_name.clone()).filter(|name| !name.is_empty()),
         runtime_class_name: edit.runtime_class_name.clone(),
-        selector_remove: edit.node_selector.remove.clone(),
+        selector_remove,
         selector_set: edit.node_selector.set.clone(),
         toleration_remove: edit.tolerations.remove_keys.clone(),
         toleration_add,
@@ -262,6 +268,17 @@ mod tests {
             let error = reason(spec.clone());
             assert!(error.contains(expected), "{spec}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_listed_twice_is_done_once() {
+        let toleration = json!({"key": "k", "operator": "Exists"});
+        let spec: GPUMigrationSpec = serde_json::from_value(json!({"project": "p", "scheduling": {
+            "nodeSelector": {"remove": ["b", "a", "b"]}, "tolerations": {"add": [toleration, toleration]},
+        }}))
+        .unwrap();
+        let edits = scheduling(&spec).unwrap();
+        assert_eq!((edits.selector_remove, edits.toleration_add), (vec!["a".into(), "b".into()], vec![toleration]));
     }
 
     #[test]

@@ -55,7 +55,8 @@ fn patched(review: &Value, answer: &Value) -> Value {
     let patch = base64::engine::general_purpose::STANDARD.decode(answer["response"]["patch"].as_str().unwrap()).unwrap();
     assert_eq!(answer["response"]["patchType"], "JSONPatch");
     let mut pod = review["request"]["object"].clone();
-    json_patch::patch(&mut pod, &serde_json::from_slice(&patch).unwrap()).unwrap();
+    let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
+    json_patch::patch(&mut pod, &patch).unwrap();
     pod
 }
 
@@ -245,7 +246,7 @@ async fn a_leaving_server_asks_for_the_connection_to_be_closed() {
 async fn probes_and_metrics() {
     let mut registry = prometheus_client::registry::Registry::default();
     let metrics = Metrics::new(registry.sub_registry_with_prefix("gpu_migrate_webhook"));
-    metrics.reject("overload");
+    metrics.rejected.get_or_create(&ReasonLabel { reason: "overload" }).inc();
     let readiness = Arc::new(|| Err("no certificate yet".to_owned()));
     let router = status(readiness, Arc::new(registry));
     let ask = |path: &str| {
