@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use gpu_migrate_model::names;
-use gpu_migrate_model::names::Dialect;
 use k8s_openapi::api::core::v1::{Binding as ApiBinding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -13,7 +12,7 @@ use kube::{Api as KubeApi, Client};
 use serde_json::json;
 
 use crate::api::{Api, BindFailure, Binding, Found};
-use crate::state::pod::PodFacts;
+use crate::state::pod::{PodFacts, Rules};
 use crate::watch::LeanPod;
 
 /// Field manager and reporting controller.
@@ -22,7 +21,7 @@ const MANAGER: &str = "gpu-migrate-extender";
 /// A cluster's API.
 pub struct Kube {
     client: Client,
-    dialect: Dialect,
+    rules: Rules,
     timeout: Duration,
     recorder: Recorder,
 }
@@ -30,10 +29,10 @@ pub struct Kube {
 impl Kube {
     /// The API behind `client`; a request is given up after `timeout`.
     #[must_use]
-    pub fn new(client: Client, dialect: Dialect, timeout: Duration) -> Self {
+    pub fn new(client: Client, rules: Rules, timeout: Duration) -> Self {
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, dialect, timeout, recorder }
+        Self { client, rules, timeout, recorder }
     }
 
     async fn limited<T>(&self, work: impl Future<Output = kube::Result<T>>) -> Result<T, BindFailure> {
@@ -89,7 +88,7 @@ impl Api for Kube {
                 if pod.view.is_finished() {
                     Found::Finished
                 } else {
-                    Found::Pod(Box::new(PodFacts::read(&pod.view, &self.dialect)))
+                    Found::Pod(Box::new(PodFacts::read(&pod.view, &self.rules)))
                 }
             }
             _ => Found::Gone,

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Limits, Options, Source, wall_clock};
-use gpu_migrate_model::names::Dialect;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -23,6 +22,7 @@ use crate::kube_api::Kube;
 use crate::metrics::Metrics;
 use crate::score::Order;
 use crate::serve::{self, auth::Callers};
+use crate::state::pod::Rules;
 use crate::{snapshot, watch};
 
 /// Places shared pods beside legacy pods, card by card: an extender for kube-scheduler.
@@ -68,6 +68,9 @@ pub struct Args {
     /// How long the first member of a gang waits for the last, in seconds; below the scheduler's httpTimeout
     #[arg(long, env = "GPU_MIGRATE_GANG_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
     gang_timeout: u64,
+    /// Do not check the memory of whole cards, as gpu-admission does not
+    #[arg(long, env = "GPU_MIGRATE_GPU_ADMISSION_COMPAT")]
+    gpu_admission_compat: bool,
     /// Form of the log
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
@@ -121,6 +124,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         scoring,
         api_timeout,
         gang_timeout,
+        gpu_admission_compat,
         log_format,
     } = args;
     init_log(log_format);
@@ -139,6 +143,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         None => Callers::anyone(),
     };
     let settings = Settings {
+        rules: Rules { whole_card_memory: !gpu_admission_compat, ..Rules::default() },
         order: scoring,
         api_timeout: Duration::from_secs(api_timeout),
         gang_timeout: Duration::from_secs(gang_timeout),
@@ -189,10 +194,10 @@ type Parts = (Arc<Engine>, UnboundedReceiver<Arc<str>>);
 
 fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
     let start = std::time::Instant::now();
-    let dialect = settings.dialect.clone();
+    let rules = settings.rules.clone();
     let (engine, wakes) = Engine::new(Arc::new(Memory::default()), settings, machine_clock(), metrics);
     let mut loaded = Ok(());
-    engine.fill(|cluster| loaded = snapshot::load(path, &dialect, cluster));
+    engine.fill(|cluster| loaded = snapshot::load(path, &rules, cluster));
     loaded?;
     engine.set_leading(true);
     engine.set_synced(true);
@@ -203,8 +208,8 @@ fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> a
 
 async fn cluster(kubeconfig: Option<PathBuf>, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
     let client = client(kubeconfig).await?;
-    let dialect: Dialect = settings.dialect.clone();
-    let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), dialect, settings.api_timeout));
+    let rules = settings.rules.clone();
+    let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), rules, settings.api_timeout));
     let (engine, wakes) = Engine::new(api, settings, machine_clock(), metrics);
     tokio::spawn(watch::run(Arc::clone(&engine), client));
     engine.set_leading(true);

@@ -3,13 +3,12 @@
 use std::path::Path;
 
 use gpu_migrate_model::crd::GPUShadowStatus;
-use gpu_migrate_model::names::Dialect;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::state::Cluster;
 use crate::state::node::{NodeFacts, ShadowFacts};
-use crate::state::pod::PodFacts;
+use crate::state::pod::{PodFacts, Rules};
 use crate::wire::node::NodeView;
 use crate::wire::pod::PodView;
 
@@ -83,27 +82,27 @@ struct ShadowMeta<'a> {
 ///
 /// # Errors
 /// Where the file is not such a list; the message names the item.
-pub fn load(path: &Path, dialect: &Dialect, cluster: &mut Cluster) -> Result<(), SnapshotError> {
+pub fn load(path: &Path, rules: &Rules, cluster: &mut Cluster) -> Result<(), SnapshotError> {
     let shown = path.display().to_string();
     let text = std::fs::read(path).map_err(|source| SnapshotError::Read { path: shown.clone(), source })?;
-    fill(&text, &shown, dialect, cluster)
+    fill(&text, &shown, rules, cluster)
 }
 
 /// Reads the snapshot `text` into `cluster`; `path` is for messages.
 ///
 /// # Errors
 /// Where the text is not such a list; the message names the item.
-pub fn fill(text: &[u8], path: &str, dialect: &Dialect, cluster: &mut Cluster) -> Result<(), SnapshotError> {
+pub fn fill(text: &[u8], path: &str, rules: &Rules, cluster: &mut Cluster) -> Result<(), SnapshotError> {
     let form = |source| SnapshotError::Form { path: path.to_owned(), source };
     let list: List<'_> = serde_json::from_slice(text).map_err(form)?;
     for (at, raw) in list.items.into_iter().enumerate() {
         let bad = |source| SnapshotError::Item { path: path.to_owned(), at, source };
         let kind: Kind<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
         match kind.kind {
-            "Pod" => add_pod(&serde_json::from_str(raw.get()).map_err(bad)?, dialect, cluster),
+            "Pod" => add_pod(&serde_json::from_str(raw.get()).map_err(bad)?, rules, cluster),
             "Node" => {
                 let node: NodeView<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
-                cluster.set_node(&node.metadata.name, NodeFacts::read(&node, dialect));
+                cluster.set_node(&node.metadata.name, NodeFacts::read(&node, &rules.dialect));
             }
             "GPUShadow" => {
                 let shadow: Shadow<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
@@ -116,8 +115,8 @@ pub fn fill(text: &[u8], path: &str, dialect: &Dialect, cluster: &mut Cluster) -
     Ok(())
 }
 
-fn add_pod(pod: &PodView<'_>, dialect: &Dialect, cluster: &mut Cluster) {
-    if !pod.is_finished() && PodFacts::concerns(pod, dialect) {
-        cluster.set_pod(PodFacts::read(pod, dialect));
+fn add_pod(pod: &PodView<'_>, rules: &Rules, cluster: &mut Cluster) {
+    if !pod.is_finished() && PodFacts::concerns(pod, rules) {
+        cluster.set_pod(PodFacts::read(pod, rules));
     }
 }

@@ -145,18 +145,18 @@ async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<
 }
 
 fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
-    let dialect = &engine.settings().dialect;
+    let rules = &engine.settings().rules;
     if pod.is_finished() {
         engine.remove_pod(&pod.metadata.uid);
-    } else if PodFacts::concerns(pod, dialect) {
-        engine.set_pod(PodFacts::read(pod, dialect));
+    } else if PodFacts::concerns(pod, rules) {
+        engine.set_pod(PodFacts::read(pod, rules));
     }
 }
 
 async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
     let mut listed = HashSet::<String>::new();
     let apply = |node: &NodeView<'_>| {
-        engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().dialect));
+        engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().rules.dialect));
     };
     follow(Api::<LeanNode>::all(client), watcher::Config::default(), &|_| {}, |event| match event {
         Event::Init => listed.clear(),

@@ -28,8 +28,47 @@ impl Engine {
             Ok(request) => request,
             Err(problem) => return error(&problem.to_string()),
         };
-        let pod = PodFacts::read(&request.pod, &self.settings.dialect);
+        let pod = PodFacts::read(&request.pod, &self.settings.rules);
         let (verdicts, reasons) = self.verdicts(&pod, &request.nodes);
+        let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
+        Reply {
+            body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
+            outcome: if some { Outcome::Ok } else { Outcome::Refused },
+        }
+    }
+
+    /// Filter as gpu-admission's users have it configured (`filterVerb: predicates`, whole nodes, the last extender):
+    /// of the nodes that fit it answers the one with least left, by (cores, blocks, name), and refuses the others.
+    ///
+    /// gpu-admission also writes its choice of cards into the pod here. We do not, filter is pure (I7); with
+    /// `bindVerb: bind` in the configuration the choice travels in the Binding, without it the node's bridge chooses.
+    pub fn predicates(&self, body: &[u8]) -> Reply {
+        let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
+        if let Some(why) = self.not_ready() {
+            return error(why);
+        }
+        let request = match Request::parse("predicates", body) {
+            Ok(request) => request,
+            Err(problem) => return error(&problem.to_string()),
+        };
+        let pod = PodFacts::read(&request.pod, &self.settings.rules);
+        let (mut verdicts, mut reasons) = self.verdicts(&pod, &request.nodes);
+        if pod.kind != PodKind::Plain {
+            let cluster = self.cluster.read();
+            let left = |at: &usize| {
+                let name = request.nodes.name(*at);
+                let rooms = cluster.slot(name).map(|slot| (slot.rooms.cores_left(), slot.rooms.blocks_left()));
+                (rooms.unwrap_or((u32::MAX, u32::MAX)), name.to_owned())
+            };
+            let fitting = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits);
+            let best = fitting.min_by_key(left);
+            let other = Verdict::Failed(reasons.text("the pod has been matched to another node"));
+            for (at, verdict) in verdicts.iter_mut().enumerate() {
+                if *verdict == Verdict::Fits && Some(at) != best {
+                    *verdict = other;
+                }
+            }
+        }
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
         Reply {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
@@ -107,7 +146,7 @@ impl Engine {
     fn template(&self, nodes: &Nodes<'_>, at: usize) -> Option<NodeFacts> {
         let raw = nodes.raw(at)?;
         let view = serde_json::from_str(raw.get()).ok()?;
-        Some(NodeFacts::read(&view, &self.settings.dialect))
+        Some(NodeFacts::read(&view, &self.settings.rules.dialect))
     }
 
     /// How good each node is, 0 to 10.
@@ -117,7 +156,7 @@ impl Engine {
             // An extender that cannot score says nothing: the scheduler logs and goes on without.
             _ => return Reply { body: b"[]".to_vec(), outcome: Outcome::Error },
         };
-        let pod = PodFacts::read(&request.pod, &self.settings.dialect);
+        let pod = PodFacts::read(&request.pod, &self.settings.rules);
         let (glance, scoring) = (Glance::of(&pod), self.scoring());
         let nowhere = Rooms::default();
         let mut merits = Vec::with_capacity(request.nodes.len());

@@ -11,14 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use gpu_migrate_model::names::Dialect;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::Api;
 use crate::metrics::{Metrics, Outcome};
 use crate::score::{Mix, Order, Scoring};
 use crate::state::node::{NodeFacts, ShadowFacts};
-use crate::state::pod::PodFacts;
+use crate::state::pod::{PodFacts, Rules};
 use crate::state::{Change, Cluster};
 
 /// Now, by both clocks.
@@ -45,8 +44,8 @@ pub fn machine_clock() -> Clock {
 /// What is configured.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Names of the resources.
-    pub dialect: Dialect,
+    /// How pods are read.
+    pub rules: Rules,
     /// How nodes and cards are compared.
     pub order: Order,
     /// How long a choice whose binding may or may not have been made keeps its cards before the pod is looked up and,
@@ -61,7 +60,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            dialect: Dialect::default(),
+            rules: Rules::default(),
             order: Order::default(),
             doubt: Duration::from_secs(15),
             api_timeout: Duration::from_secs(10),

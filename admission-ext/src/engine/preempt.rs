@@ -21,7 +21,7 @@ impl Engine {
             // No node is offered: better no victim than a wrong one.
             _ => return nothing(Outcome::Error),
         };
-        let pod = PodFacts::read(&args.pod, &self.settings.dialect);
+        let pod = PodFacts::read(&args.pod, &self.settings.rules);
         if pod.gang.is_some() {
             // Victims for one member would die in vain while the others do not fit.
             return nothing(Outcome::Refused);

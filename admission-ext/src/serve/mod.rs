@@ -38,6 +38,7 @@ pub fn verbs(engine: Arc<Engine>, callers: Callers) -> Router {
     Router::new()
         .route("/scheduler/filter", post(|s, b| look(s, b, Verb::Filter)))
         .route("/scheduler/filter-dryrun", post(|s, b| look(s, b, Verb::FilterDryrun)))
+        .route("/scheduler/predicates", post(|s, b| look(s, b, Verb::Predicates)))
         .route("/scheduler/prioritize", post(|s, b| look(s, b, Verb::Prioritize)))
         .route("/scheduler/preempt", post(|s, b| look(s, b, Verb::Preempt)))
         .route("/scheduler/bind", post(bind))
@@ -52,6 +53,7 @@ async fn look(State(engine): State<Arc<Engine>>, body: Bytes, verb: Verb) -> Res
     let reply = match verb {
         Verb::Prioritize => engine.prioritize(&body),
         Verb::Preempt => engine.preempt(&body),
+        Verb::Predicates => engine.predicates(&body),
         // Filter is pure, so a dry run is the same; it has a path of its own for whoever simulates (autoscalers).
         other => engine.filter(other.path(), &body),
     };

@@ -17,6 +17,21 @@ use crate::wire::pod::{ContainerView, PodView};
 /// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
 pub type Cards = Box<[(u16, CardIndex)]>;
 
+/// How pods are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Names of the resources.
+    pub dialect: Dialect,
+    /// Whole cards must have the memory that is asked for. gpu-admission does not look (`pkg/algorithm/exclusive.go`).
+    pub whole_card_memory: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { dialect: Dialect::default(), whole_card_memory: true }
+    }
+}
+
 /// What placement needs of a pod.
 #[derive(Clone, Debug)]
 pub struct PodFacts {
@@ -58,10 +73,10 @@ pub struct GangRef {
 impl PodFacts {
     /// Reads `pod`. Never fails: what cannot be read is said in [`PodFacts::ask`], and such a pod is never placed.
     #[must_use]
-    pub fn read(pod: &PodView<'_>, dialect: &Dialect) -> Self {
+    pub fn read(pod: &PodView<'_>, rules: &Rules) -> Self {
         let gang = read_gang(pod);
         let constraints = read_constraints(pod);
-        let ask = match (read_ask(pod, dialect), &gang, &constraints) {
+        let ask = match (read_ask(pod, rules), &gang, &constraints) {
             (Ok(_), Err(problem), _) | (Ok(_), _, Err(problem)) => Err(problem.clone()),
             (ask, ..) => ask.map_err(|error| error.to_string()),
         };
@@ -88,7 +103,8 @@ impl PodFacts {
 
     /// Whether any container names one of our resources, also with 0: only such pods come to an extender.
     #[must_use]
-    pub fn concerns(pod: &PodView<'_>, dialect: &Dialect) -> bool {
+    pub fn concerns(pod: &PodView<'_>, rules: &Rules) -> bool {
+        let dialect = &rules.dialect;
         [&dialect.legacy, &dialect.cores, &dialect.memory].into_iter().any(|resource| pod.names_resource(resource))
     }
 
@@ -137,7 +153,7 @@ pub fn choice(cards: &Cards, ask: &PodAsk, node: &str, time: u128) -> Choice {
     Choice { node: node.to_owned(), time, cards: by_name }
 }
 
-fn read_ask(pod: &PodView<'_>, dialect: &Dialect) -> Result<PodAsk, AskError> {
+fn read_ask(pod: &PodView<'_>, rules: &Rules) -> Result<PodAsk, AskError> {
     let init = pod.spec.init_containers.iter().flatten().enumerate().map(|(position, container)| {
         let sidecar = container.restart_policy.as_deref() == Some("Always");
         (position, container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
@@ -145,13 +161,14 @@ fn read_ask(pod: &PodView<'_>, dialect: &Dialect) -> Result<PodAsk, AskError> {
     let app = pod.spec.containers.iter().flatten().enumerate();
     let app = app.map(|(position, container)| (position, container, ContainerKind::App));
     let containers = init.chain(app).map(|(position, container, kind)| {
-        let demand = read_demand(container, dialect)?;
+        let demand = read_demand(container, rules)?;
         Ok(ContainerAsk { name: container.name.to_string(), kind, position, demand })
     });
     Ok(PodAsk { containers: containers.collect::<Result<_, AskError>>()? })
 }
 
-fn read_demand(container: &ContainerView<'_>, dialect: &Dialect) -> Result<Demand, AskError> {
+fn read_demand(container: &ContainerView<'_>, rules: &Rules) -> Result<Demand, AskError> {
+    let dialect = &rules.dialect;
     let amount = |resource: &str| {
         let limit = container.resources.limits.get(resource).map(|quantity| &*quantity.0);
         let request = container.resources.requests.get(resource).map(|quantity| &*quantity.0);
@@ -160,7 +177,8 @@ fn read_demand(container: &ContainerView<'_>, dialect: &Dialect) -> Result<Deman
     let legacy = amount(&dialect.legacy)?;
     let (cores, blocks) = (Cores(amount(&dialect.cores)?), Blocks(amount(&dialect.memory)?));
     check_share(&container.name, dialect, cores, blocks)?;
-    Ok(Demand { legacy, cores, blocks })
+    let forgiven = !rules.whole_card_memory && cores.whole_cards().is_some();
+    Ok(Demand { legacy, cores, blocks: if forgiven { Blocks::ZERO } else { blocks } })
 }
 
 fn read_gang(pod: &PodView<'_>) -> Result<Option<GangRef>, String> {

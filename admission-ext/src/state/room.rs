@@ -186,6 +186,12 @@ impl Rooms {
         self.cards.iter().map(|card| u32::from(card.cores)).sum()
     }
 
+    /// Blocks left on all cards together.
+    #[must_use]
+    pub fn blocks_left(&self) -> u32 {
+        self.cards.iter().filter(|card| card.open).map(|card| card.blocks).sum()
+    }
+
     /// Whether some card has more room than before, or more cards are free.
     #[must_use]
     pub fn more_than(&self, before: &Self) -> bool {

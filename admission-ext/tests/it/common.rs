@@ -8,7 +8,7 @@ use gpu_migrate_admission_ext::engine::{Engine, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::node::NodeFacts;
-use gpu_migrate_admission_ext::state::pod::PodFacts;
+use gpu_migrate_admission_ext::state::pod::{PodFacts, Rules};
 use gpu_migrate_model::names::Dialect;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -80,11 +80,11 @@ pub(crate) fn list(items: &[Value]) -> Vec<u8> {
 
 /// An engine over `items` that is synced and leads.
 pub(crate) fn engine_with(api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
-    let dialect = settings.dialect.clone();
+    let rules = settings.rules.clone();
     let metrics = Metrics::register(&mut Registry::default());
     let (engine, _) = Engine::new(api, settings, machine_clock(), metrics);
     let text = list(items);
-    engine.fill(|cluster| snapshot::fill(&text, "test", &dialect, cluster).unwrap());
+    engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
     engine.set_leading(true);
     engine.set_synced(true);
     engine
@@ -139,7 +139,7 @@ pub(crate) fn cards(engine: &Engine, name: &str) -> Vec<u32> {
 /// A pod as the index reads it.
 pub(crate) fn facts(pod: &Value) -> PodFacts {
     let text = pod.to_string();
-    PodFacts::read(&serde_json::from_str(&text).unwrap(), &Dialect::default())
+    PodFacts::read(&serde_json::from_str(&text).unwrap(), &Rules::default())
 }
 
 /// A node as the index reads it.

@@ -7,7 +7,7 @@ use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::Settings;
 use gpu_migrate_admission_ext::kube_api::Kube;
 use gpu_migrate_admission_ext::watch;
-use gpu_migrate_model::names::Dialect;
+use gpu_migrate_admission_ext::state::pod::Rules;
 use http::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ fn mocked() -> (kube::Client, Handle) {
 }
 
 fn api(client: kube::Client) -> Kube {
-    Kube::new(client, Dialect::default(), Duration::from_millis(500))
+    Kube::new(client, Rules::default(), Duration::from_millis(500))
 }
 
 /// Answers the next call; returns what was asked.

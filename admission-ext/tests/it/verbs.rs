@@ -1,7 +1,13 @@
 //! The verbs as tables: what fits where, why not, and on which cards.
 
-use crate::common::*;
+use std::sync::Arc;
+
+use gpu_migrate_admission_ext::api::Memory;
+use gpu_migrate_admission_ext::engine::Settings;
+use gpu_migrate_admission_ext::score::Order;
 use serde_json::json;
+
+use crate::common::*;
 
 #[tokio::test]
 async fn shared_pods_fill_a_card_before_they_open_the_next() {
@@ -117,11 +123,11 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
     let binpack = engine(&items);
     let expected = json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 7}, {"Host": "busy", "Score": 10}]);
     assert_eq!(scores(&binpack), expected);
-    let settings = gpu_migrate_admission_ext::engine::Settings {
-        order: gpu_migrate_admission_ext::score::Order::Spread,
+    let settings = Settings {
+        order: Order::Spread,
         ..Default::default()
     };
-    let spread = engine_with(std::sync::Arc::new(gpu_migrate_admission_ext::api::Memory::default()), settings, &items);
+    let spread = engine_with(Arc::new(Memory::default()), settings, &items);
     assert_eq!(scores(&spread)[0], json!({"Host": "empty", "Score": 10}));
 }
 
@@ -181,6 +187,38 @@ async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
     let stranger = shared("stranger", &[(50, 4)]);
     assert!(bind(&engine, &stranger, "a").await.contains("does not exist any more"));
     assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
+}
+
+/// gpu-admission's published vector (`pkg/predicate/gpu_predicate_test.go`).
+#[tokio::test]
+async fn predicates_choose_as_gpu_admission_does() {
+    let nodes: Vec<_> = (0..3).map(|at| node(&format!("node{at}"), 2, 4)).collect();
+    let vector: [(&[(u32, u32)], &str); 4] = [
+        (&[(10, 1), (10, 1)], "node0"),
+        (&[(100, 3), (80, 3)], "node1"),
+        (&[(200, 10)], "node2"),
+        (&[(10, 2)], "node0"),
+    ];
+    let pods: Vec<_> = vector.iter().enumerate().map(|(at, (ask, _))| shared(&format!("p{at}"), ask)).collect();
+    for compatible in [true, false] {
+        let mut settings = Settings::default();
+        settings.rules.whole_card_memory = !compatible;
+        let items: Vec<_> = nodes.iter().chain(&pods).cloned().collect();
+        let engine = engine_with(Arc::new(Memory::default()), settings, &items);
+        for (pod, (ask, expected)) in pods.iter().zip(vector) {
+            let body = json!({"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": null});
+            let reply = engine.predicates(&serde_json::to_vec(&body).unwrap());
+            let answer: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+            let passed = answer["Nodes"]["items"].as_array().unwrap();
+            if !compatible && ask == [(200, 10)] {
+                assert!(passed.is_empty(), "10 blocks on two cards of 4: checked by default");
+                continue;
+            }
+            assert_eq!(passed.len(), 1, "{ask:?}: {answer}");
+            assert_eq!(passed[0]["metadata"]["name"], expected, "{ask:?}");
+            assert_eq!(bind(&engine, pod, expected).await, "");
+        }
+    }
 }
 
 #[test]
