@@ -1,0 +1,258 @@
+//! Throughput and latency over TLS keep-alive, against an echo server on the same stack in the same run.
+//!
+//! Both run as processes of their own, so that memory and CPU are theirs alone: the webhook is the program itself, the
+//! echo server is this one started again. Rounds alternate, and the median of the rounds' ratios is reported, so that
+//! other work on the machine hits both. Targets: at least 0.9 of the echo server's throughput, p99 at most 1.2 of its
+//! p99, resident memory below 20 MiB.
+//!
+//! `cargo bench -p gpu-migrate-webhook --bench load -- [rounds] [seconds] [connections]`
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::post;
+use gpu_migrate_certs::{Certs, Limits, Options, Source, serve, wall_clock};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::pem::PemObject;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const CAPTURES: [&str; 8] = [
+    "bare-pod", "bare-pod-generateName", "deployment", "job", "statefulset", "daemonset", "init-containers",
+    "limits-and-requests",
+];
+
+const POLICY: &str = r#"
+apiVersion: gpu-migrate.io/v1alpha1
+kind: GPUMigration
+metadata: {name: p, generation: 1}
+spec:
+  project: p
+  mode: Enforce
+  scheduling:
+    nodeSelector: {remove: [gpu-type], set: {pool: shared}}
+    tolerations: {removeKeys: [nvidia.com/gpu], add: [{key: pool, operator: Equal, value: shared, effect: NoSchedule}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: default, labels: {gpu-migrate.io/opt-in: "true", gpu-migrate.io/project: p}}
+"#;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if let [role, folder, address] = arguments.as_slice()
+        && role == "echo-server"
+    {
+        return echo_server(Path::new(folder), address.parse()?).await;
+    }
+    let number = |index: usize, default: usize| {
+        arguments.get(index).and_then(|text| text.parse::<usize>().ok()).unwrap_or(default)
+    };
+    compare(number(0, 7), Duration::from_secs(number(1, 2) as u64), number(2, 8)).await
+}
+
+async fn echo_server(folder: &Path, address: SocketAddr) -> Result<()> {
+    let options = Options { owner: "echo".into(), names: vec!["localhost".into()], lifetimes: Default::default() };
+    let (certs, _keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
+    let json = [("content-type", "application/json")];
+    let echo = post(move |body: Bytes| std::future::ready((json, body)));
+    let router = Router::new().route("/mutate", echo).layer(DefaultBodyLimit::max(7 << 20));
+    let listener = TcpListener::bind(address).await?;
+    let service = TowerToHyperService::new(router);
+    serve::serve(listener, Some(certs.server_config(None)?), service, Limits::default(), CancellationToken::new()).await;
+    Ok(())
+}
+
+/// A server in a process of its own; killed when dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    async fn start(mut command: Command, folder: &Path, address: SocketAddr) -> Result<Self> {
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        for _ in 0..200 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if TcpStream::connect(address).await.is_ok() {
+                break;
+            }
+        }
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in rustls_pki_types::CertificateDer::pem_file_iter(folder.join("ca.crt"))? {
+            roots.add(certificate?)?;
+        }
+        let tls = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { child, address, tls: Arc::new(tls) })
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
+        let tcp = TcpStream::connect(self.address).await?;
+        tcp.set_nodelay(true)?;
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls));
+        let stream = connector.connect(ServerName::try_from("localhost")?, tcp).await?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// Peak of resident memory, MiB.
+    fn peak_memory(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+    }
+
+    /// CPU time so far, ticks of 10 ms.
+    fn cpu(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let after = stat.rsplit_once(')').ok_or("no stat")?.1;
+        let field = |index: usize| after.split_whitespace().nth(index).and_then(|text| text.parse::<f64>().ok());
+        Ok(field(11).unwrap_or(0.0) + field(12).unwrap_or(0.0))
+    }
+}
+
+/// What one round showed.
+#[derive(Clone, Copy)]
+struct Round {
+    per_second: f64,
+    p50: f64,
+    p99: f64,
+    cpu_per_request: f64,
+}
+
+async fn round(server: &Server, bodies: &[Bytes], time: Duration, connections: usize) -> Result<Round> {
+    let mut senders = Vec::new();
+    for _ in 0..connections {
+        senders.push(server.connect().await?);
+    }
+    let cpu = server.cpu()?;
+    let began = Instant::now();
+    let tasks: Vec<_> = senders
+        .into_iter()
+        .enumerate()
+        .map(|(offset, sender)| tokio::spawn(drive(sender, bodies.to_vec(), offset, began + time)))
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await??);
+    }
+    let took = began.elapsed().as_secs_f64();
+    all.sort_unstable();
+    let at = |share: f64| all[((all.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+    Ok(Round {
+        per_second: all.len() as f64 / took,
+        p50: at(0.5),
+        p99: at(0.99),
+        cpu_per_request: (server.cpu()? - cpu) * 1e4 / all.len() as f64,
+    })
+}
+
+async fn drive(
+    mut sender: SendRequest<Full<Bytes>>,
+    bodies: Vec<Bytes>,
+    offset: usize,
+    until: Instant,
+) -> Result<Vec<Duration>> {
+    let mut times = Vec::with_capacity(100_000);
+    for body in bodies.iter().cycle().skip(offset) {
+        let request = http::Request::post("/mutate?timeout=5s")
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .body(Full::new(body.clone()))?;
+        let began = Instant::now();
+        if began >= until {
+            break;
+        }
+        let response = sender.send_request(request).await?;
+        if response.status() != 200 {
+            return Err(format!("status {}", response.status()).into());
+        }
+        response.into_body().collect().await?;
+        times.push(began.elapsed());
+    }
+    Ok(times)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+async fn free_port() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0").await?.local_addr()?)
+}
+
+async fn compare(rounds: usize, time: Duration, connections: usize) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (webhook_tls, echo_tls) = (folder.path().join("webhook"), folder.path().join("echo"));
+    let policy = folder.path().join("policy.yaml");
+    std::fs::write(&policy, POLICY)?;
+
+    let address = free_port().await?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-migrate-webhook"));
+    command.arg("--policy-file").arg(&policy).arg("--bind").arg(address.to_string());
+    command.arg("--metrics-bind").arg("").arg("--tls-dir").arg(&webhook_tls);
+    let webhook = Server::start(command, &webhook_tls, address).await?;
+    let address = free_port().await?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("echo-server").arg(&echo_tls).arg(address.to_string());
+    let echo = Server::start(command, &echo_tls, address).await?;
+
+    let mut bodies = Vec::new();
+    for name in CAPTURES {
+        let path = format!("{}/tests/captures/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+        bodies.push(Bytes::from(value.to_string()));
+    }
+    println!("{rounds} rounds of {time:?}, {connections} connections, {} reviews in turn", bodies.len());
+    // Warm both up.
+    for server in [&echo, &webhook] {
+        round(server, &bodies, time / 4, connections).await?;
+    }
+    let mut pairs = Vec::new();
+    for index in 0..rounds {
+        // The order changes too: whoever comes second in a pair must not profit from it.
+        let pair = if index % 2 == 0 {
+            let first = round(&echo, &bodies, time, connections).await?;
+            (first, round(&webhook, &bodies, time, connections).await?)
+        } else {
+            let first = round(&webhook, &bodies, time, connections).await?;
+            (round(&echo, &bodies, time, connections).await?, first)
+        };
+        for (name, round) in [("echo", pair.0), ("webhook", pair.1)] {
+            let Round { per_second, p50, p99, cpu_per_request } = round;
+            println!("{index} {name:8} {per_second:9.0}/s  p50 {p50:6.0} µs  p99 {p99:6.0} µs  CPU {cpu_per_request:5.1} µs");
+        }
+        pairs.push(pair);
+    }
+    let ratio = |of: fn(&Round) -> f64| median(pairs.iter().map(|(echo, webhook)| of(webhook) / of(echo)).collect());
+    println!("throughput: {:.2} of the echo server's (target: at least 0.9)", ratio(|round| round.per_second));
+    println!("p50:        {:.2} of the echo server's", ratio(|round| round.p50));
+    println!("p99:        {:.2} of the echo server's (target: at most 1.2)", ratio(|round| round.p99));
+    println!("CPU:        {:.2} of the echo server's per request", ratio(|round| round.cpu_per_request));
+    println!("memory:     {:.1} MiB at most (echo {:.1}; target: below 20)", webhook.peak_memory()?, echo.peak_memory()?);
+    Ok(())
+}
