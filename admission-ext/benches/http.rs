@@ -147,13 +147,14 @@ fn main() {
                 // As the scheduler does: bind to a node that filter passed.
                 let body = serde_json::to_vec(&json!({"Pod": pod, "Nodes": null, "NodeNames": names})).unwrap();
                 let passed: Value = serde_json::from_slice(&caller.call("filter", &body)).unwrap();
-                let node = passed["NodeNames"][0].as_str().unwrap_or("none").to_owned();
+                let node = passed["NodeNames"][0].as_str().expect("a node that fits").to_owned();
                 let meta = &pod["metadata"];
                 let body = json!({"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node});
                 serde_json::to_vec(&body).unwrap()
             };
             // Warm: connections, caches, the mix of requests.
-            for round in 0..200 {
+            let binding = ROUNDS.min(nodes as usize);
+            for round in 0..binding / 5 {
                 caller.call("filter", &bodies[round % bodies.len()]);
                 let body = bind(&mut caller);
                 caller.call("bind", &body);
@@ -161,7 +162,7 @@ fn main() {
             let filter = Times::of(ROUNDS, |round| drop(caller.call("filter", &bodies[round % bodies.len()])));
             let prioritize = Times::of(ROUNDS, |round| drop(caller.call("prioritize", &bodies[round % bodies.len()])));
             let mut bound = Vec::new();
-            for _ in 0..ROUNDS {
+            for _ in 0..binding {
                 let body = bind(&mut caller);
                 let start = Instant::now();
                 let answer = caller.call("bind", &body);

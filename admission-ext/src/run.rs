@@ -17,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
 use crate::generate::{self, Shape};
-use crate::engine::{Engine, Settings, machine_clock};
+use crate::engine::{Engine, Leads, Settings, machine_clock};
 use crate::kube_api::Kube;
+use crate::leader::{self, Candidate};
 use crate::metrics::Metrics;
 use crate::score::Order;
 use crate::serve::{self, auth::Callers};
@@ -71,6 +72,15 @@ pub struct Args {
     /// Do not check the memory of whole cards, as gpu-admission does not
     #[arg(long, env = "GPU_MIGRATE_GPU_ADMISSION_COMPAT")]
     gpu_admission_compat: bool,
+    /// Be one of several replicas: the one that holds the Lease is ready and binds
+    #[arg(long, env = "GPU_MIGRATE_LEADER_ELECT")]
+    leader_elect: bool,
+    /// Namespace of the Lease
+    #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate")]
+    namespace: String,
+    /// Name of this replica in the Lease: the pod's name
+    #[arg(long, env = "GPU_MIGRATE_IDENTITY", default_value_t = default_identity())]
+    identity: String,
     /// Form of the log
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
@@ -95,6 +105,16 @@ enum LogFormat {
     Text,
     /// For machines.
     Json,
+}
+
+/// Which Lease, and who we are.
+struct Election {
+    namespace: String,
+    identity: String,
+}
+
+fn default_identity() -> String {
+    std::env::var("HOSTNAME").unwrap_or_else(|_| format!("extender-{}", std::process::id()))
 }
 
 /// What the process serves until it is told to stop.
@@ -125,6 +145,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         api_timeout,
         gang_timeout,
         gpu_admission_compat,
+        leader_elect,
+        namespace,
+        identity,
         log_format,
     } = args;
     init_log(log_format);
@@ -171,7 +194,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let (engine, wakes) = match snapshot {
         Some(path) => standalone(&path, settings, metrics)?,
-        None => cluster(kubeconfig, settings, metrics).await?,
+        None => {
+            let election = leader_elect.then_some(Election { namespace, identity });
+            cluster(kubeconfig, election, settings, metrics, &stop).await?
+        }
     };
     background(&engine, wakes, &stop);
     let served = Served { engine, registry: Arc::new(registry), callers };
@@ -199,20 +225,39 @@ fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> a
     let mut loaded = Ok(());
     engine.fill(|cluster| loaded = snapshot::load(path, &rules, cluster));
     loaded?;
-    engine.set_leading(true);
+    engine.set_leading(Leads::Alone);
     engine.set_synced(true);
     let (nodes, pods) = engine.read(|cluster| (cluster.node_count(), cluster.pod_count()));
     tracing::info!(nodes, pods, milliseconds = start.elapsed().as_millis(), "snapshot loaded");
     Ok((engine, wakes))
 }
 
-async fn cluster(kubeconfig: Option<PathBuf>, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
+async fn cluster(
+    kubeconfig: Option<PathBuf>,
+    election: Option<Election>,
+    settings: Settings,
+    metrics: Metrics,
+    stop: &CancellationToken,
+) -> anyhow::Result<Parts> {
     let client = client(kubeconfig).await?;
     let rules = settings.rules.clone();
     let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), rules, settings.api_timeout));
     let (engine, wakes) = Engine::new(api, settings, machine_clock(), metrics);
-    tokio::spawn(watch::run(Arc::clone(&engine), client));
-    engine.set_leading(true);
+    let Some(election) = election else {
+        tokio::spawn(watch::run(Arc::clone(&engine), client));
+        engine.set_leading(Leads::Alone);
+        return Ok((engine, wakes));
+    };
+    let candidate = Candidate::new(client.clone(), &election.namespace, &leader::lease_name(), &election.identity);
+    let (leading, stop) = (Arc::clone(&engine), stop.clone());
+    tokio::spawn(async move {
+        let watching = Arc::clone(&leading);
+        // Listed only now: after everything that the old leader can have bound.
+        let elected = || drop(tokio::spawn(watch::run(watching, client)));
+        leader::run(candidate, stop.clone(), elected, |until| leading.set_leading(Leads::Until(until))).await;
+        leading.set_leading(Leads::Not);
+        stop.cancel();
+    });
     Ok((engine, wakes))
 }
 

@@ -220,6 +220,11 @@ impl Engine {
 
     /// Posts the Binding and settles what became of it.
     pub(super) async fn commit(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) -> Result<(), BindError> {
+        if !self.leads_for(self.settings.api_timeout) {
+            // Its answer might come after another replica has begun to look and to bind.
+            self.cluster.write().forget(&pod.uid);
+            return Err(BindError::NotReady("this replica of gpu-migrate-extender may not lead much longer"));
+        }
         let binding = self.binding_of(pod, node, &cards);
         match self.api.bind(&binding).await {
             Ok(()) => {

@@ -69,6 +69,17 @@ impl Default for Settings {
     }
 }
 
+/// Whether a replica is the one that binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leads {
+    /// Another one is.
+    Not,
+    /// There is no other.
+    Alone,
+    /// It is, certainly until then.
+    Until(Instant),
+}
+
 /// An answer: the body and what to count it as.
 #[derive(Debug)]
 pub struct Reply {
@@ -90,8 +101,8 @@ pub struct Engine {
     gangs: Mutex<gang::Gangs>,
     /// Caches are filled.
     synced: AtomicBool,
-    /// This replica is the one that binds.
-    leads: AtomicBool,
+    /// Until when this replica is certainly the one that binds.
+    leads: Mutex<Leads>,
     /// Nodes with more room than the scheduler can see.
     woken: tokio::sync::mpsc::UnboundedSender<Arc<str>>,
     metrics: Metrics,
@@ -115,7 +126,7 @@ impl Engine {
             binding: Mutex::default(),
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
-            leads: AtomicBool::new(false),
+            leads: Mutex::new(Leads::Not),
             woken,
             metrics,
         };
@@ -141,8 +152,8 @@ impl Engine {
     }
 
     /// This replica binds, or not any more.
-    pub fn set_leading(&self, leads: bool) {
-        self.leads.store(leads, Ordering::Release);
+    pub fn set_leading(&self, leads: Leads) {
+        *self.leads.lock() = leads;
         self.metrics.ready.set(i64::from(self.is_ready()));
     }
 
@@ -157,10 +168,19 @@ impl Engine {
     pub fn not_ready(&self) -> Option<&'static str> {
         if !self.synced.load(Ordering::Acquire) {
             Some("gpu-migrate-extender has not seen the whole cluster yet; the pod is tried again")
-        } else if !self.leads.load(Ordering::Acquire) {
+        } else if !self.leads_for(Duration::ZERO) {
             Some("this replica of gpu-migrate-extender is not the leader; the pod is tried again")
         } else {
             None
+        }
+    }
+
+    /// Whether this replica will still lead in so much time, whatever happens.
+    fn leads_for(&self, time: Duration) -> bool {
+        match *self.leads.lock() {
+            Leads::Not => false,
+            Leads::Alone => true,
+            Leads::Until(until) => (self.clock)().instant + time < until,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::{Api, Memory};
-use gpu_migrate_admission_ext::engine::{Engine, Settings, machine_clock};
+use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::node::NodeFacts;
@@ -85,7 +85,7 @@ pub(crate) fn engine_with(api: Arc<dyn Api>, settings: Settings, items: &[Value]
     let (engine, _) = Engine::new(api, settings, machine_clock(), metrics);
     let text = list(items);
     engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
-    engine.set_leading(true);
+    engine.set_leading(Leads::Alone);
     engine.set_synced(true);
     engine
 }

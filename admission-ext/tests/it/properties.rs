@@ -201,6 +201,84 @@ impl Api for Flaky {
     async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {}
 }
 
+/// What the API server has recorded adds up on every card.
+fn assert_no_overcommit(bound: &HashMap<Arc<str>, Binding>, seed: u64) {
+    let mut used: HashMap<(String, String), (u32, u32)> = HashMap::new();
+    for (uid, binding) in bound {
+        let (cores, blocks) = share_of(uid.trim_start_matches("uid-"));
+        let card = binding.annotations["tencent.com/predicate-gpu-idx-0"].clone();
+        let sum = used.entry((binding.node.to_string(), card)).or_default();
+        *sum = (sum.0 + cores, sum.1 + blocks);
+    }
+    for (card, (cores, blocks)) in &used {
+        assert!(*cores <= 100 && *blocks <= 16, "seed {seed}: {card:?} has {cores} cores and {blocks} blocks");
+    }
+}
+
+/// Several replicas: the leader is killed in the middle of 200 binds; the next one starts from what the API server has
+/// recorded once the old one's Lease has run out, and finishes the work.
+#[test]
+fn a_killed_leader_loses_no_pod_and_overcommits_nothing() {
+    let nodes = ["n0", "n1", "n2", "n3"];
+    for seed in 0..4u64 {
+        let api = Arc::new(Flaky::new(seed, 20));
+        let pods: Vec<Value> =
+            (0..200).map(|at| shared(&format!("p{at}"), &[share_of(&format!("p{at}"))])).collect();
+        let world = |bound: &HashMap<Arc<str>, Binding>| {
+            let mut items: Vec<Value> = nodes.iter().map(|name| node(name, 32, 16)).collect();
+            items.extend(pods.iter().map(|pod| {
+                let mut pod = pod.clone();
+                if let Some(binding) = bound.get(pod["metadata"]["uid"].as_str().unwrap()) {
+                    pod["spec"]["nodeName"] = json!(&*binding.node);
+                    pod["metadata"]["annotations"] = json!(binding.annotations);
+                }
+                pod
+            }));
+            items
+        };
+        let settings = Settings { doubt: Duration::ZERO, api_timeout: Duration::from_millis(20), ..Settings::default() };
+        let run = |kill_at: Option<usize>| {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+            let items = world(&api.bound.lock().clone());
+            let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings.clone(), &items);
+            let doubts = Arc::clone(&engine);
+            runtime.spawn(async move {
+                loop {
+                    doubts.resolve_doubts().await;
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            });
+            let waiting = items.iter().filter(|item| item["kind"] == "Pod" && item["spec"]["nodeName"].is_null());
+            let calls: Vec<_> = waiting
+                .enumerate()
+                .map(|(at, pod)| {
+                    let seed = seed * 10_000 + at as u64;
+                    runtime.spawn(schedule(Arc::clone(&engine), pod.clone(), nodes.to_vec(), seed))
+                })
+                .collect();
+            match kill_at {
+                Some(count) => {
+                    while api.bound.lock().len() < count {
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                }
+                None => drop(runtime.block_on(futures::future::join_all(calls))),
+            }
+            // As SIGKILL would: nothing is finished, nothing is said.
+            runtime.shutdown_background();
+        };
+        run(Some(20 + 30 * seed as usize));
+        // The Lease: longer than any request of the old leader can take.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = api.bound.lock().len();
+        assert!(before > 0 && before < 200, "seed {seed}: killed with {before} bound; the test would show nothing");
+        run(None);
+        let bound = api.bound.lock();
+        assert_eq!(bound.len(), 200, "seed {seed}: pods were lost");
+        assert_no_overcommit(&bound, seed);
+    }
+}
+
 /// The share that the pod of this name asks for.
 fn share_of(name: &str) -> (u32, u32) {
     let number: u32 = name.trim_start_matches(char::is_alphabetic).parse().unwrap();
@@ -255,16 +333,7 @@ async fn nothing_is_overcommitted_whatever_is_lost() {
         resolver.abort();
 
         let bound = api.bound.lock();
-        let mut used: HashMap<(String, String), (u32, u32)> = HashMap::new();
-        for (uid, binding) in bound.iter() {
-            let (cores, blocks) = share_of(uid.trim_start_matches("uid-"));
-            let card = binding.annotations["tencent.com/predicate-gpu-idx-0"].clone();
-            let sum = used.entry((binding.node.to_string(), card)).or_default();
-            *sum = (sum.0 + cores, sum.1 + blocks);
-        }
-        for (card, (cores, blocks)) in &used {
-            assert!(*cores <= 100 && *blocks <= 16, "seed {seed}: {card:?} has {cores} cores and {blocks} blocks");
-        }
+        assert_no_overcommit(&bound, seed);
         for (pod, told) in pods.iter().zip(told) {
             let uid = pod["metadata"]["uid"].as_str().unwrap();
             if let Some(node) = told.unwrap() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::Memory;
-use gpu_migrate_admission_ext::engine::Settings;
+use gpu_migrate_admission_ext::engine::{Leads, Settings};
 use gpu_migrate_admission_ext::score::Order;
 use serde_json::json;
 
@@ -158,7 +158,7 @@ fn a_cold_cache_is_an_error_and_never_no_nodes() {
     assert!(answer["Error"].as_str().unwrap().contains("not seen the whole cluster"), "{answer}");
     assert_eq!(answer["NodeNames"], json!(null));
     engine.set_synced(true);
-    engine.set_leading(false);
+    engine.set_leading(Leads::Not);
     let answer = filter(&engine, &shared("p", &[(50, 4)]), &["a"]);
     assert!(answer["Error"].as_str().unwrap().contains("not the leader"), "{answer}");
 }
