@@ -38,6 +38,18 @@ pub enum PolicyFileError {
         /// Which field, and how.
         source: FieldError,
     },
+    /// A label that is no string.
+    #[error("document {document} (Namespace {name}): metadata.labels: {key}: {value}: expected a string: \"{value}\"")]
+    Label {
+        /// Which document.
+        document: usize,
+        /// The namespace.
+        name: String,
+        /// Key of the label.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// Two policies of one name.
     #[error("document {document}: a second GPUMigration {name}: expected every name once")]
     Twice {
@@ -54,8 +66,10 @@ impl PolicyFile {
     /// # Errors
     /// The first document that cannot be used.
     pub fn parse(text: &str) -> Result<Self, PolicyFileError> {
-        let documents: Vec<Value> =
-            serde_saphyr::from_multiple(text).map_err(|e| PolicyFileError::Yaml(e.to_string()))?;
+        // YAML 1.2: only `true` and `false` are booleans, so that `mode: Off` is the word that it looks like.
+        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
+            .map_err(|e| PolicyFileError::Yaml(e.to_string()))?;
         let mut file = Self::default();
         for (index, value) in documents.into_iter().enumerate() {
             if !value.is_null() {
@@ -71,8 +85,17 @@ impl PolicyFile {
         match (text("/apiVersion"), text("/kind")) {
             ("v1", "Namespace") => {
                 let labels = value.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
-                let labels = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
-                self.namespaces.insert(name, labels.collect());
+                let texts = labels.map(|(key, value)| match value.as_str() {
+                    Some(text) => Ok((key.clone(), text.to_owned())),
+                    None => Err(PolicyFileError::Label {
+                        document,
+                        name: name.clone(),
+                        key: key.clone(),
+                        value: value.to_string(),
+                    }),
+                });
+                let texts = texts.collect::<Result<_, _>>()?;
+                self.namespaces.insert(name, texts);
                 Ok(())
             }
             ("v1", "List") => {
@@ -117,6 +140,8 @@ metadata: {name: team-a, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.i
         assert_eq!(file.migrations[0].spec.project, "danlu");
         assert_eq!(file.namespaces["team-a"]["gpu-migrate.io/project"], "danlu");
         assert!(PolicyFile::parse("").unwrap().migrations.is_empty());
+        let off = PolicyFile::parse(&GOOD.replace("Enforce", "Off")).unwrap();
+        assert_eq!(off.migrations[0].spec.mode, gpu_migrate_model::crd::MigrationMode::Off, "no boolean");
     }
 
     #[test]
@@ -126,6 +151,7 @@ metadata: {name: team-a, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.i
             ("kind: Pod\napiVersion: v1\n", "document 1: kind \"Pod\" of \"v1\": expected GPUMigration"),
             (&GOOD.replace("mode: Enforce", "mod: Enforce"), "document 1 (GPUMigration danlu): unknown field: spec.mod"),
             (&GOOD.replace("Enforce", "Enforced"), "(GPUMigration danlu): spec.mode: unknown variant"),
+            (&GOOD.replace("\"true\"", "true"), "gpu-migrate.io/opt-in: true: expected a string: \"true\""),
             (&format!("{GOOD}---{GOOD}"), "a second GPUMigration danlu"),
         ] {
             let error = PolicyFile::parse(text).unwrap_err().to_string();
