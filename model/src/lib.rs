@@ -11,5 +11,6 @@ pub mod ledger;
 pub mod names;
 pub mod place;
 pub mod quantity;
+pub mod score;
 pub mod topology;
 pub mod units;
