@@ -43,7 +43,7 @@ pub struct GPUMigrationSpec {
     /// Project that it is for: label `gpu-migrate.io/project` of the pod, else of its namespace.
     #[schemars(length(min = 1, max = 63))]
     pub project: String,
-    /// Off: nothing. Audit: says what it would do. Enforce: converts.
+    /// "Off": nothing (in quotes: YAML takes a bare Off for false). Audit: says what it would do. Enforce: converts.
     #[serde(default)]
     pub mode: MigrationMode,
     /// Narrows the policy to some pods of the project. Of several policies for one pod the narrowest wins.
