@@ -194,8 +194,7 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         let now = Stamp::of(&socket);
         if now.is_some() && now != kubelet {
             tracing::info!("the kubelet started anew");
-            node.with(|books, at| books.observe_kubelet_start(at));
-            node.reread_book();
+            node.kubelet_started();
             kubelet = now;
         }
         tokio::select! {
@@ -210,6 +209,7 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
 async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
     let mut changes = node.changes();
     let mut next = tokio::time::Instant::now();
+    let mut before = Vec::new();
     loop {
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
@@ -226,7 +226,10 @@ async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
         match node.ask_pod_resources().await {
             Ok(rows) => {
                 let found = node.with(|books, now| books.drift(&rows, SETTLED, now));
-                report_drift(&node, &found, &drift);
+                // Sources follow one another: what is seen once may be on its way.
+                let twice: Vec<_> = found.iter().filter(|d| before.contains(*d)).cloned().collect();
+                before = found;
+                report_drift(&node, &twice, &drift);
                 if let Err(error) = node.write_deviations() {
                     tracing::warn!(%error, "nvidia_checkpoint could not be brought up to date");
                 }

@@ -144,6 +144,9 @@ impl Node {
         let path = self.paths.book();
         let mut read = self.read.lock();
         let stamp = Stamp::of(&path);
+        if stamp.is_none() {
+            self.with(|books, _| books.observe_no_book());
+        }
         if stamp.is_none() || stamp == *read {
             return;
         }
@@ -162,6 +165,7 @@ impl Node {
             }
             Err(error) => {
                 self.metrics.book_read(false);
+                self.with(|books, _| books.observe_refused_book());
                 // Seen again and again until it is whole; said once per file.
                 if !matches!(error, CheckpointError::Empty) {
                     tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint is refused; nothing is freed");
@@ -170,9 +174,11 @@ impl Node {
         }
     }
 
-    /// Reads the kubelet's book even if it is the same as before: who reads it may have changed.
-    pub fn reread_book(&self) {
+    /// The kubelet started anew, from the book as it is on disk.
+    pub fn kubelet_started(&self) {
         *self.read.lock() = None;
+        let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
+        self.with(|books, at| books.observe_kubelet_start(whole, at));
         self.read_book();
     }
 

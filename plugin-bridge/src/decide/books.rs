@@ -77,6 +77,14 @@ pub struct Books {
     pub(super) book_read: Option<Millis>,
     /// When the kubelet was last seen to start anew, until its book has been read after that.
     pub(super) restarted: Option<Millis>,
+    /// The book on disk is not whole: what it does not say means nothing.
+    pub(super) book_refused: bool,
+    /// When the kubelet last started anew without its book: its silence says nothing about what was given before.
+    pub(super) amnesia: Option<Millis>,
+    /// Whether it is known what was given out before: until then nothing is.
+    pub(super) opened: bool,
+    /// The kubelet's book was looked for and is not there.
+    pub(super) no_book: bool,
     next: u64,
     version: u64,
     freed: u64,
@@ -101,6 +109,10 @@ impl Books {
             withdrawn: BTreeMap::new(),
             book_read: None,
             restarted: None,
+            amnesia: None,
+            book_refused: false,
+            opened: false,
+            no_book: false,
             next: 0,
             version: 0,
             freed: 0,
@@ -133,6 +145,12 @@ impl Books {
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Whether it is known what was given out before this process started; until then nothing is given out.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.opened
     }
 
     /// All promises.
@@ -250,7 +268,7 @@ impl Books {
     pub(super) fn promise(&mut self, mut grant: Grant) -> Result<GrantId, NotPromised> {
         for key in &grant.actual {
             if let Some(owner) = self.owner.get(key)
-                && !self.hands_on(*owner, &grant)
+                && !self.hands_on(*owner, &grant, grant.since)
             {
                 return Err(NotPromised::Owned { owner: self.grants[owner].holder.clone() });
             }
@@ -329,7 +347,7 @@ impl Books {
     }
 
     /// Whether `owner`'s devices may go to the new promise: its container ended, or hands its devices on by design.
-    pub(super) fn hands_on(&self, owner: GrantId, new: &Grant) -> bool {
+    pub(super) fn hands_on(&self, owner: GrantId, new: &Grant, now: Millis) -> bool {
         let Some(old) = self.grants.get(&owner) else { return true };
         if new.confirmed && new.holder.pod_uid == old.holder.pod_uid {
             return true;
@@ -337,9 +355,13 @@ impl Books {
         if !old.confirmed {
             // The kubelet gives it out again without ever having written it down: it was never taken up. A promise
             // for devices that the kubelet did *not* ask for is not called back by that.
-            return !old.kubelet.is_disjoint(&new.kubelet);
+            return !old.kubelet.is_disjoint(&new.kubelet) && !self.predates_amnesia(old) && !self.book_refused;
         }
-        let Some(pod) = self.pods.get(&old.holder.pod_uid) else { return self.is_gone_now(old) };
+        let Some(pod) = self.pods.get(&old.holder.pod_uid) else {
+            // Seen to leave the API, and had time to end. Of a pod that was never seen, nothing is known yet.
+            let uid = &old.holder.pod_uid;
+            return self.pods.has_departed(uid) && self.pods.had_time_to_end(uid, now, self.settings.force_grace);
+        };
         if pod.phase.terminal() {
             return true;
         }
@@ -347,13 +369,9 @@ impl Books {
         kind == Some(ContainerKind::Init) && !old.kubelet.is_disjoint(&new.kubelet)
     }
 
-    /// Seen to leave the API, or not in a pod-resources List asked for since.
-    fn is_gone_now(&self, grant: &Grant) -> bool {
-        if self.pods.has_departed(&grant.holder.pod_uid) {
-            return true;
-        }
-        let ids: Vec<String> = grant.kubelet.iter().map(|k| self.id_of(k)).collect();
-        self.pods.listed_by_kubelet(&grant.holder.pod_uid, ids.iter().map(String::as_str), grant.since) == Some(false)
+    /// The kubelet may have written it down and lost it since.
+    pub(super) fn predates_amnesia(&self, grant: &Grant) -> bool {
+        self.amnesia.is_some_and(|at| grant.since <= at)
     }
 
     /// Brings the ledger's holds of one holder in line with the devices it owns.

@@ -27,7 +27,7 @@ impl Books {
     #[must_use]
     pub fn list(&self, resource: &Resource, now: Millis) -> Vec<ListedDevice> {
         let name = self.resource_name(resource);
-        let withdrawn = self.withdrawn.get(name).is_some_and(|until| now < *until);
+        let withdrawn = !self.opened || self.withdrawn.get(name).is_some_and(|until| now < *until);
         let booked: BTreeSet<&DeviceKey> =
             self.grants.values().filter(|g| g.resource == *resource).flat_map(|g| &g.kubelet).collect();
         match resource {

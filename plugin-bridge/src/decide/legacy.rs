@@ -58,6 +58,9 @@ impl Books {
     /// # Errors
     /// [`Refusal`]; the books are as they were, but the resource is withdrawn for a moment.
     pub fn allocate_legacy(&mut self, resource: &str, ids: &[String], now: Millis) -> Result<LegacyGrant, Refusal> {
+        if !self.opened {
+            return Err(Refusal::NotOpen { resource: resource.to_owned() });
+        }
         let kind = Resource::Legacy(resource.into());
         let keys: BTreeSet<DeviceKey> = ids.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
         if let Some((id, grant)) = self.same_question(&kind, &keys) {
@@ -145,7 +148,7 @@ impl Books {
         let key = DeviceKey::Legacy(id.into());
         let owner = self.owner.get(&key);
         match (owner, asked) {
-            (Some(owner), Some(asked)) if !self.hands_on(*owner, asked) => return false,
+            (Some(owner), Some(asked)) if !self.hands_on(*owner, asked, asked.since) => return false,
             // Somebody has it who will hand it on: the ledger cannot be asked before he has.
             (Some(_), Some(_)) => return true,
             (Some(_), None) => return false,

@@ -15,6 +15,8 @@ mod observe;
 mod pods;
 mod report;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 pub use books::{Books, Settings, UpstreamDevice};
 pub use devices::ListedDevice;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::ask::ContainerKind;
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
@@ -32,9 +33,13 @@ impl Books {
         self.touch();
     }
 
-    /// The kubelet started anew. What it never wrote down, it does not know any more.
-    pub fn observe_kubelet_start(&mut self, now: Millis) {
-        self.restarted = Some(now);
+    /// The kubelet started anew. What it never wrote down, it does not know any more; without a whole book it knows nothing.
+    pub fn observe_kubelet_start(&mut self, book_is_whole: bool, now: Millis) {
+        if book_is_whole {
+            self.restarted = Some(now);
+        } else {
+            self.amnesia = Some(now);
+        }
     }
 
     /// The kubelet's book, read whole at `now`.
@@ -61,10 +66,29 @@ impl Books {
         }
         self.keep_unclaimed_deviations(now);
         self.book_read = Some(now);
+        self.book_refused = false;
+        self.open();
         if let Some(restarted) = self.restarted.take() {
             self.forget_unwritten(restarted);
         }
         self.reconcile(now);
+    }
+
+    /// The book on disk is cut short or otherwise not whole. It frees nothing.
+    pub fn observe_refused_book(&mut self) {
+        self.book_refused = true;
+    }
+
+    /// There is no book: a new node, or one whose book was lost.
+    pub fn observe_no_book(&mut self) {
+        self.no_book = true;
+    }
+
+    fn open(&mut self) {
+        if !self.opened {
+            self.opened = true;
+            self.touch();
+        }
     }
 
     /// What pod-resources lists; it was asked at `asked`.
@@ -82,7 +106,29 @@ impl Books {
                 }
             }
         }
+        if !self.opened {
+            self.hold_listed(rows, now);
+            self.open();
+        }
         self.reconcile(now);
+    }
+
+    /// The book could not be read so far: what the kubelet lists is held until the book says whose it is.
+    fn hold_listed(&mut self, rows: &[ContainerDevices], now: Millis) {
+        for row in rows {
+            for (name, ids) in &row.devices {
+                let resource = self.resource(name);
+                let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
+                if self.grants.values().any(|g| g.resource == resource && g.kubelet == keys) {
+                    continue;
+                }
+                let actual = self.remembered(&resource, &keys).unwrap_or_else(|| keys.clone());
+                let mut grant = Grant::new(resource, keys, actual, now);
+                grant.holder = HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
+                self.found(grant);
+            }
+        }
+        self.keep_unclaimed_deviations(now);
     }
 
     /// Whether asking pod-resources now could free something.
@@ -102,6 +148,10 @@ impl Books {
                 self.pods.note_gone(&uid, now);
                 self.release(id);
             }
+        }
+        if self.no_book && now >= self.settings.grace {
+            // Neither a book nor anyone to ask: a kubelet that never gave anything out.
+            self.open();
         }
         if self.withdrawn.values().any(|until| *until <= now) {
             self.withdrawn.retain(|_, until| *until > now);
@@ -125,6 +175,7 @@ impl Books {
         let ids = self.ids_of(&grant.kubelet);
         let listed = self.pods.listed_by_kubelet(uid, ids.iter().map(String::as_str), gone_since);
         let absent = grant.absent_since.is_some();
+        let seen_to_go = self.pods.has_departed(uid);
         if let Some(grant) = self.grants.get_mut(&id) {
             grant.gone_since = Some(gone_since);
         }
@@ -132,16 +183,41 @@ impl Books {
             && match listed {
                 Some(listed) => !listed,
                 // The book lags behind (rows of finished pods stay), so a row that is missing there says as much as a list.
-                None => absent || now.saturating_sub(gone_since) >= self.settings.grace,
+                // Where it stays, time stands in for the kubelet's word only if the pod was seen to go.
+                None => absent || seen_to_go && now.saturating_sub(gone_since) >= self.settings.grace,
             }
     }
 
-    /// A promise that neither the kubelet's book nor its API has ever shown.
+    /// A promise that neither the kubelet's book nor its API has ever shown, and that no living pod can have taken up.
     fn was_never_taken_up(&self, grant: &Grant, now: Millis) -> bool {
         let Some(absent) = grant.absent_since else { return false };
-        now.saturating_sub(absent) >= self.settings.unclaimed
-            && self.pods.listed_by_kubelet("", self.ids_of(&grant.kubelet).iter().map(String::as_str), grant.since)
-                != Some(true)
+        let listed = self.pods.listed_by_kubelet("", self.ids_of(&grant.kubelet).iter().map(String::as_str), grant.since);
+        let known = !self.predates_amnesia(grant) || self.pods.all_seen_since(self.amnesia.unwrap_or(0));
+        known
+            && now.saturating_sub(absent) >= self.settings.unclaimed
+            && listed != Some(true)
+            && !self.could_be_held(grant)
+    }
+
+    /// Whether a living pod asks for just this and is not known to have it.
+    fn could_be_held(&self, grant: &Grant) -> bool {
+        let living = self.pods.pods.values().filter(|pod| !pod.phase.terminal());
+        let mut containers = living.flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
+        containers.any(|(pod, container)| {
+            let demand = &container.ask.demand;
+            let asked = match grant.resource {
+                Resource::Shared(SharedResource::Cores) => demand.cores.0,
+                Resource::Shared(SharedResource::Memory) => demand.blocks.0,
+                Resource::Legacy(_) => demand.legacy,
+            };
+            let has = |g: &Grant| {
+                g.confirmed
+                    && g.resource == grant.resource
+                    && g.holder.pod_uid == pod.uid
+                    && g.holder.container == container.ask.name
+            };
+            asked as usize == grant.kubelet.len() && !self.grants.values().any(has)
+        })
     }
 
     /// Whether a row of the book is of a pod that two sources call gone: rows of finished pods stay for a while.

@@ -187,6 +187,11 @@ impl PodTable {
         (replaced > since || now.saturating_sub(since) >= grace).then_some(true)
     }
 
+    /// All pods were seen at once after `since`.
+    pub(super) fn all_seen_since(&self, since: Millis) -> bool {
+        self.replaced.is_some_and(|at| at > since)
+    }
+
     /// Known to have been here and to be gone.
     pub(super) fn has_departed(&self, uid: &str) -> bool {
         match self.pods.get(uid) {

@@ -44,6 +44,12 @@ pub enum Refusal {
         /// The ID.
         id: String,
     },
+    /// What was given out before this process started is not known yet.
+    #[error("{resource}: the kubelet's checkpoint could not be read yet, so nothing is given out")]
+    NotOpen {
+        /// The resource.
+        resource: String,
+    },
     /// No card can take it. The resource is withdrawn for a moment, so that nothing else runs into the same.
     #[error("{resource}: no card of this node has room for {size} ({why})")]
     NoRoom {
@@ -97,6 +103,9 @@ impl Books {
         now: Millis,
     ) -> Result<SharedGrant, Refusal> {
         let name = self.resource_name(&Resource::Shared(resource)).to_owned();
+        if !self.opened {
+            return Err(Refusal::NotOpen { resource: name });
+        }
         let mut asked = BTreeSet::new();
         for id in ids {
             let number = self.layout.number(resource, id);

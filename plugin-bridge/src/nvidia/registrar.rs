@@ -20,20 +20,25 @@ use crate::proto::deviceplugin::{Empty, RegisterRequest, VERSION};
 
 /// File name in the device plugin directory; `KUBELET_SOCKET` of NVIDIA's plugin is its full path.
 pub const SOCKET: &str = "gpu-migrate@kubelet.sock";
-/// At least this long between two new sockets, so that a plugin that fails at once is not driven in circles.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Shortest and longest time between two new sockets, so that a plugin that fails at once is not driven in circles.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A socket that served for this long without a doubt ends the back-off.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// Serves registrations until `stop`; makes the socket anew when it is gone, or when `upstreams` is in doubt.
 pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop: CancellationToken) {
     let path = directory.path().join(SOCKET);
+    let mut pause = PAUSE.0;
     while !stop.is_cancelled() {
+        let began = tokio::time::Instant::now();
         match serve(&upstreams, &path, &mut directory, &stop).await {
-            Ok(()) => {}
+            // Wiped by a kubelet that starts: the sooner the plugin registers again, the better.
+            Ok(Over::Gone) => continue,
+            Ok(Over::Ended) => {}
             Err(error) => tracing::warn!(%error, "NVIDIA's plugin cannot register"),
         }
-        if !stop.is_cancelled() {
-            tokio::time::sleep(PAUSE).await;
-        }
+        pause = if began.elapsed() >= QUIET { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+        tokio::select! { () = tokio::time::sleep(pause) => {}, () = stop.cancelled() => {} }
     }
     let _ = std::fs::remove_file(&path);
 }
@@ -44,7 +49,7 @@ async fn serve(
     path: &PathBuf,
     directory: &mut DirectoryWatch,
     stop: &CancellationToken,
-) -> Result<(), EndpointError> {
+) -> Result<Over, EndpointError> {
     let listener = bind(path)?;
     let own = Stamp::of(path);
     let over = stop.child_token();
@@ -55,20 +60,27 @@ async fn serve(
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), over.clone().cancelled_owned()),
     );
     tracing::info!(socket = %path.display(), "NVIDIA's plugin may register");
-    let began = tokio::time::Instant::now();
-    loop {
+    let outcome = loop {
         tokio::select! {
-            () = directory.changed() => if Stamp::of(path) != own { break },
-            () = upstreams.doubted(), if began.elapsed() >= PAUSE => break,
-            () = stop.cancelled() => break,
-            _ = &mut server => break,
+            () = directory.changed() => if Stamp::of(path) != own { break Over::Gone },
+            () = upstreams.doubted() => break Over::Ended,
+            () = stop.cancelled() => break Over::Ended,
+            _ = &mut server => break Over::Ended,
         }
-    }
+    };
     over.cancel();
     if !server.is_finished() && tokio::time::timeout(Duration::from_millis(200), &mut server).await.is_err() {
         server.abort();
     }
-    Ok(())
+    Ok(outcome)
+}
+
+/// How a life of the socket ended.
+enum Over {
+    /// Someone deleted it.
+    Gone,
+    /// A doubt, or the end.
+    Ended,
 }
 
 struct Desk {

@@ -21,7 +21,10 @@ use crate::proto::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, Re
 /// How long the plugin gets to serve the socket that it registered, and to answer for its options.
 const DIAL: Duration = Duration::from_secs(5);
 /// How long its devices stay in the list after its stream ended: its restart takes 25 to 40 ms.
-const RETURN: Duration = Duration::from_secs(2);
+const RETURN: Duration = Duration::from_secs(3);
+
+/// How long a call waits for a plugin that is on its way back: the whole node waits with it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a call cannot be passed through.
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +188,8 @@ impl Upstreams {
     }
 
     /// The stream of this epoch is over. Unless another registration comes soon, its devices are withdrawn.
+    ///
+    /// First wait, then doubt: a plugin that restarts registers by itself, and a new socket would make it restart again.
     async fn ended(&self, slot: &Slot, epoch: u64, resource: &str) {
         slot.current.send_if_modified(|current| {
             let mine = current.as_ref().is_some_and(|u| u.epoch == epoch);
@@ -193,11 +198,11 @@ impl Upstreams {
             }
             mine
         });
-        self.doubt();
         tokio::time::sleep(RETURN).await;
         if slot.epoch.lock().0 == epoch {
             tracing::warn!(resource, "NVIDIA's plugin did not come back; its devices are withdrawn");
             self.node.with(|books, _| books.upstream_lost(resource));
+            self.doubt();
         }
     }
 
@@ -222,7 +227,7 @@ impl Upstreams {
         };
         let slot = self.slots.lock().get(resource).cloned().ok_or_else(away)?;
         let mut current = slot.current.subscribe();
-        let found = tokio::time::timeout(RETURN, current.wait_for(Option::is_some)).await;
+        let found = tokio::time::timeout(PATIENCE, current.wait_for(Option::is_some)).await;
         found.ok().and_then(Result::ok).and_then(|u| u.clone()).ok_or_else(away)
     }
 

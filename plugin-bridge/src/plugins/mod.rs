@@ -12,6 +12,7 @@ use crate::node::StateError;
 fn refused(refusal: &Refusal) -> tonic::Status {
     match refusal {
         Refusal::UnknownDevice { .. } => tonic::Status::invalid_argument(refusal.to_string()),
+        Refusal::NotOpen { .. } => tonic::Status::unavailable(refusal.to_string()),
         Refusal::NoRoom { .. } => tonic::Status::resource_exhausted(refusal.to_string()),
     }
 }
