@@ -107,9 +107,12 @@ impl Cluster {
 
     /// Where the webhook keeps its CA.
     async fn system_namespace(&self) -> Result<()> {
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        namespaces.patch(SYSTEM_NAMESPACE, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(namespace)).await?;
+        namespaces
+            .patch(SYSTEM_NAMESPACE, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(namespace))
+            .await?;
         Ok(())
     }
 
@@ -187,7 +190,7 @@ impl Cluster {
             .flag("bind", format!("127.0.0.1:{port}"))
             .flag("namespace", SYSTEM_NAMESPACE)
             .arg("--register")
-            .flag("service-url", format!("https://127.0.0.1:{port}/mutate"))
+            .flag("service-url", format!("https://127.0.0.1:{port}"))
             .flag("drain-delay", "1s")
             .flag("drain-timeout", "3s")
     }
@@ -216,6 +219,10 @@ impl Cluster {
             let text = std::fs::read_to_string(&path)?;
             let crd: serde_json::Value =
                 serde_saphyr::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
+            // A kustomization may lie beside them.
+            if crd["kind"] != "CustomResourceDefinition" {
+                continue;
+            }
             let name = crd["metadata"]["name"].as_str().context("a CRD has a name")?.to_owned();
             api.patch(&name, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(&crd)).await?;
             self.until(&format!("{name} to be established"), Duration::from_secs(30), || async {

@@ -5,7 +5,6 @@ use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::PATIENCE,
     configs::NODE,
-    layout::KUBELET_ROOT,
     migration::GPU,
     observe::Observer,
     stage::CARDS,
@@ -14,6 +13,9 @@ use gpu_migrate_cluster_tests::{
 };
 use kube::{ResourceExt, core::Request};
 use serde_json::{Value, json};
+
+/// Where the kubelet keeps who has which devices.
+pub(crate) const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
 /// The legacy world works here: pods of whole cards, each with cards of its own, and no more pods than cards.
 pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Cluster) -> Result<()> {
@@ -109,8 +111,7 @@ pub(crate) async fn the_checkpoint_keeps_entries_of_deleted_pods(cluster: &mut C
 
 /// Whether the kubelet's file still lists devices of a pod.
 pub(crate) fn in_checkpoint(uid: &str) -> Result<bool> {
-    let path = format!("{KUBELET_ROOT}/device-plugins/kubelet_internal_checkpoint");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let text = std::fs::read_to_string(CHECKPOINT).with_context(|| format!("cannot read {CHECKPOINT}"))?;
     let file: Value = serde_json::from_str(&text)?;
     let entries = file["Data"]["PodDeviceEntries"].as_array().cloned().unwrap_or_default();
     Ok(entries.iter().any(|entry| entry["PodUID"] == uid))

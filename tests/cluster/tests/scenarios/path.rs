@@ -25,7 +25,7 @@ use kube::{
 };
 use serde_json::{Value, json, value::RawValue};
 
-use crate::kubernetes::in_checkpoint;
+use crate::kubernetes::{CHECKPOINT, in_checkpoint};
 
 /// A placed pod and what its container got.
 type Placed = (Pod, Container);
@@ -227,6 +227,10 @@ pub(crate) async fn legacy_pods_keep_off_shared_cards(cluster: &mut Cluster) -> 
 }
 
 /// Scenario 5: a deleted legacy pod's card is shared next, although the kubelet's checkpoint still lists it.
+///
+/// Whether it does is the kubelet's affair: it drops old entries at the next allocation, and also whenever somebody asks its
+/// pod-resources service for a list, as the bridge may. So that the file is stale for certain, the test puts its former
+/// content back.
 pub(crate) async fn a_deleted_legacy_pods_card_is_shared_next(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("reuse", &[]).await?;
@@ -240,8 +244,14 @@ pub(crate) async fn a_deleted_legacy_pods_card_is_shared_next(cluster: &mut Clus
 
     let (gone, container) = legacy.swap_remove(3);
     let freed = only_card(&container)?;
+    let stale = std::fs::read(CHECKPOINT)?;
     cluster.delete_pod(&namespace, &gone.name_any()).await?;
-    ensure!(in_checkpoint(&uid(&gone))?, "the checkpoint has forgotten the pod already: this proves nothing");
+    if !in_checkpoint(&uid(&gone))? {
+        let draft = format!("{CHECKPOINT}.test");
+        std::fs::write(&draft, stale)?;
+        std::fs::rename(draft, CHECKPOINT)?;
+    }
+    ensure!(in_checkpoint(&uid(&gone))?, "the stale checkpoint is gone already");
 
     cluster.create_pod(&namespace, "share", shared_spec(50, 20)).await?;
     let shared = cluster.running(&namespace, "share").await?;
