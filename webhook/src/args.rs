@@ -152,12 +152,15 @@ pub struct NameArgs {
 }
 
 impl NameArgs {
-    /// As the policies take them.
+    /// As the policies take them; `own_namespace` is never touched.
     #[must_use]
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self, own_namespace: &str) -> Settings {
         let Self { opt_in_label, opt_out_label, project_label, legacy_resource, core_resource, memory_resource } =
             self.clone();
+        let mut never = Settings::default().never;
+        never.insert(own_namespace.to_owned());
         Settings {
+            never,
             dialect: Dialect {
                 legacy: legacy_resource,
                 cores: core_resource,
@@ -198,7 +201,9 @@ mod tests {
         Args::command().debug_assert();
         let args = Args::parse_from(["gpu-migrate-webhook"]);
         assert_eq!(args.tls.certificate_lifetime, Duration::from_secs(7 * 24 * 3600));
-        assert_eq!(args.names.settings(), Settings::default());
+        let settings = args.names.settings(&args.namespace);
+        assert!(settings.never.contains("gpu-migrate-system"));
+        assert_eq!(Settings { never: Settings::default().never, ..settings }, Settings::default());
     }
 
     #[test]

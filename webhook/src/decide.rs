@@ -31,7 +31,7 @@ pub struct Rewrite {
     pub outcome: Outcome,
     /// What changes; empty when nothing does.
     pub patch: Patch,
-    /// What would change if the policy were enforced; the same as `patch` where it is.
+    /// What would change if the policy were enforced; only filled in Audit mode.
     pub would: Patch,
     /// `name@generation` of the policy that decided.
     pub policy: Option<String>,
@@ -80,7 +80,7 @@ pub enum Outcome {
 /// Why nothing is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Skip {
-    /// Its namespace is not opted in.
+    /// Its namespace is not opted in, or is one that never is.
     NotOptedIn,
     /// It is opted out.
     OptedOut,
@@ -208,7 +208,8 @@ fn governing<'p>(
     let keys = &policies.settings().labels;
     let skip = |skip| Err(Box::new(Rewrite::skipped(skip)));
     let namespace_label = |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
-    if facts.namespace_labels.is_some() && namespace_label(&keys.opt_in) != Some("true") {
+    let opted_in = facts.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
+    if !opted_in || policies.settings().never.contains(facts.namespace) {
         return skip(Skip::NotOptedIn);
     }
     if pod.label(&keys.opt_out) == Some("true") {
@@ -347,12 +348,11 @@ fn guard_only(
 
 /// Audit mode says what it would do; every text gets our name in front and fits into a warning.
 fn finish(mut rewrite: Rewrite, policy: &Policy) -> Rewrite {
-    rewrite.would = rewrite.patch.clone();
     if policy.mode == Mode::Audit {
         rewrite.deny = None;
         if !rewrite.patch.0.is_empty() {
             rewrite.outcome = Outcome::Audited;
-            rewrite.patch = Patch(Vec::new());
+            rewrite.would = std::mem::replace(&mut rewrite.patch, Patch(Vec::new()));
             rewrite.warnings = vec![summary(policy, "(Audit) would convert", &rewrite.changes)];
         } else if let Outcome::Unconvertible(why) = &rewrite.outcome {
             rewrite.warnings = vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];

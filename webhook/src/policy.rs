@@ -2,7 +2,7 @@
 //!
 //! What can be worked out once per policy is worked out when it is compiled ([`crate::compile`]), not per pod.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gpu_migrate_model::annotation::PolicyRef;
@@ -90,12 +90,24 @@ pub struct Policies {
 }
 
 /// Names, for clusters that have their own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// Namespaces whose pods are never touched, whatever their labels say: the system's and our own.
+    pub never: BTreeSet<String>,
     /// Which resources stand for cards and shares.
     pub dialect: names::Dialect,
     /// Which labels decide.
     pub labels: names::LabelKeys,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            never: ["kube-system", "kube-node-lease"].map(str::to_owned).into(),
+            dialect: names::Dialect::default(),
+            labels: names::LabelKeys::default(),
+        }
+    }
 }
 
 /// The policy that a pod falls under.
@@ -150,6 +162,23 @@ impl Policies {
     /// Every policy.
     pub fn iter(&self) -> impl Iterator<Item = &Policy> {
         self.by_project.values().flatten().map(AsRef::as_ref)
+    }
+
+    /// Names of the other policies that claim exactly the same pods as `name`: every one of these is a conflict.
+    #[must_use]
+    pub fn rivals(&self, name: &str) -> Vec<&str> {
+        let Some(policy) = self.iter().find(|policy| policy.reference.name == name) else { return Vec::new() };
+        let same = |other: &&Policy| {
+            other.reference.name != name
+                && other.project == policy.project
+                && other.namespaces == policy.namespaces
+                && other.selector == policy.selector
+                && other.mode != Mode::Off
+                && policy.mode != Mode::Off
+        };
+        let mut rivals: Vec<_> = self.iter().filter(same).map(|other| other.reference.name.as_str()).collect();
+        rivals.sort_unstable();
+        rivals
     }
 
     /// The policy for a pod of `project` in `namespace`.

@@ -38,9 +38,7 @@ pub enum Address {
 pub struct Registration {
     /// How we are reached.
     pub address: Address,
-    /// Our own namespace, which is never looked at.
-    pub own_namespace: String,
-    /// Label keys and resource names.
+    /// Label keys, resource names, and the namespaces that are never looked at.
     pub settings: Settings,
     /// Resources besides the whole card that some policy converts: MIG profiles, time-sliced cards.
     pub mapped: BTreeSet<String>,
@@ -52,8 +50,9 @@ impl Registration {
     /// For an address, with everything else by default.
     #[must_use]
     pub fn new(address: Address, own_namespace: &str) -> Self {
-        let settings = Settings::default();
-        Self { address, own_namespace: own_namespace.into(), settings, mapped: BTreeSet::new(), timeout_seconds: 5 }
+        let mut settings = Settings::default();
+        settings.never.insert(own_namespace.to_owned());
+        Self { address, settings, mapped: BTreeSet::new(), timeout_seconds: 5 }
     }
 
     /// CEL: whether any container asks for one of `resources`.
@@ -77,13 +76,9 @@ impl Registration {
         if guarded {
             labels.insert(names::VOID_GUARD.to_owned(), "true".into());
         }
-        let mut never = vec!["kube-system", "kube-node-lease"];
-        if !self.own_namespace.is_empty() && !never.contains(&self.own_namespace.as_str()) {
-            never.push(&self.own_namespace);
-        }
         json!({
             "matchLabels": labels,
-            "matchExpressions": [{ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": never }],
+            "matchExpressions": [{ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": self.settings.never }],
         })
     }
 

@@ -49,7 +49,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         (Some(_), false) => None,
         _ => Some(connect(kubeconfig.as_deref()).await?),
     };
-    let settings = names.settings();
+    let settings = names.settings(&namespace);
     let mut registry = Registry::default();
     let metrics = Metrics::new(registry.sub_registry_with_prefix(PREFIX));
     let store = Store::new(settings.clone(), metrics.clone());
@@ -79,11 +79,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let registered = match client {
         Some(client) if registration.register => {
-            let wanted = Registration {
-                settings,
-                timeout_seconds: registration.timeout_seconds,
-                ..Registration::new(address, &namespace)
-            };
+            let wanted = Registration { settings, ..Registration::new(address, &namespace) };
+            let wanted = Registration { timeout_seconds: registration.timeout_seconds, ..wanted };
             let registrar =
                 Registrar::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
             let registered = registrar.registered();

@@ -23,7 +23,7 @@ fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
         assert_eq!(webhook["rules"][0]["resources"], json!(["pods"]));
         let selector = &webhook["namespaceSelector"];
         assert_eq!(selector["matchLabels"]["gpu-migrate.io/opt-in"], "true");
-        let never = json!({"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "kube-node-lease", "gpu"]});
+        let never = json!({"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["gpu", "kube-node-lease", "kube-system"]});
         assert_eq!(selector["matchExpressions"], json!([never]));
         let opt_out = json!({"key": "gpu-migrate.io/opt-out", "operator": "NotIn", "values": ["true"]});
         assert_eq!(webhook["objectSelector"]["matchExpressions"], json!([opt_out]));

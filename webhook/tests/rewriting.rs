@@ -68,6 +68,7 @@ fn who_is_left_alone() {
     for (name, case, expected) in [
         ("namespace not opted in", Case::new(whole()).namespace(json!({"gpu-migrate.io/project": "p"})), "not_opted_in"),
         ("opted in with another value", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "yes"})), "not_opted_in"),
+        ("the system's namespace", Case::new(whole()).named("kube-system"), "not_opted_in"),
         ("pod opted out", Case::new(with("/metadata/labels/gpu-migrate.io~1opt-out", json!("true"))), "opted_out"),
         ("bound", Case::new(with("/spec/nodeName", json!("n1"))), "bound"),
         ("mirror", Case::new(with("/metadata/annotations/kubernetes.io~1config.mirror", json!("x"))), "mirror"),
@@ -142,6 +143,21 @@ fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
     assert!(tie.untouched() && tie.warnings[0].contains("policies a, b claim it alike"), "{:?}", tie.warnings);
     let ended = run(vec![selected("b", "Enforce"), selected("a", "Off")]);
     assert_eq!(ended.policy.as_deref(), Some("b@1"), "turning one off ends the conflict");
+}
+
+#[test]
+fn policies_that_can_only_conflict_are_told_so() {
+    let twin = |name: &str, mode: &str| {
+        let mut policy = policy(name, json!({"mode": mode, "match": {"namespaces": ["team-a"]}}));
+        policy.spec.project = "p".into();
+        policy
+    };
+    let all = [policy("p", json!({})), twin("a", "Enforce"), twin("b", "Audit"), twin("c", "Off")];
+    let (policies, _) = gpu_migrate_webhook::policy::Policies::compile(&all, &Default::default());
+    assert_eq!(policies.rivals("a"), ["b"]);
+    for alone in ["p", "c", "unknown"] {
+        assert!(policies.rivals(alone).is_empty(), "{alone}");
+    }
 }
 
 #[test]

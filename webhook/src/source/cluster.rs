@@ -119,9 +119,11 @@ impl ClusterSource {
         let unreadable: Vec<String> = broken.clone().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
         let rejected = self.store.set_policies(readable.iter().copied(), &unreadable);
         let mut report: Vec<Verdict> = broken.map(Verdict::unreadable).collect();
+        let snapshot = self.store.snapshot.load();
         report.extend(readable.iter().map(|migration| {
             let name = migration.name_any();
-            Verdict::on(migration, rejected.iter().find(|bad| bad.name == name).map(|bad| &bad.reason))
+            let fault = rejected.iter().find(|bad| bad.name == name).map(|bad| &bad.reason);
+            Verdict::on(migration, fault, &snapshot.policies.rivals(&name))
         }));
         // A full queue only means that an older report is still on its way; the next change sends a newer one.
         let _ = verdicts.try_send(report);

@@ -21,17 +21,23 @@ pub(crate) const MANAGER: &str = "gpu-migrate-webhook";
 pub(super) struct Verdict {
     name: String,
     generation: i64,
-    fault: Option<String>,
+    /// One word and a text.
+    fault: Option<(&'static str, String)>,
     current: Option<Condition>,
 }
 
 impl Verdict {
-    pub(super) fn on(migration: &GPUMigration, fault: Option<&PolicyError>) -> Self {
+    pub(super) fn on(migration: &GPUMigration, fault: Option<&PolicyError>, rivals: &[&str]) -> Self {
+        let invalid = fault.map(|error| ("Invalid", format!("{error}; the last good form stays in force")));
+        let conflict = (!rivals.is_empty()).then(|| {
+            let text = format!("claims the same pods as {}: they are left alone; narrow one", rivals.join(", "));
+            ("Conflict", text)
+        });
         let conditions = migration.status.iter().flat_map(|status| &status.conditions);
         Self {
             name: migration.name_any(),
             generation: migration.metadata.generation.unwrap_or_default(),
-            fault: fault.map(ToString::to_string),
+            fault: invalid.or(conflict),
             current: conditions.into_iter().find(|condition| condition.type_ == TYPE).cloned(),
         }
     }
@@ -41,17 +47,16 @@ impl Verdict {
         Self {
             name: object.metadata.name.clone().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
-            fault: Some(object.error.clone()),
+            fault: Some(("Unreadable", format!("{}; the last good form stays in force", object.error))),
             current: None,
         }
     }
 
     /// The condition to write; `None` where the status says so already.
     fn condition(&self, now: Timestamp) -> Option<Value> {
-        let (status, reason) = if self.fault.is_none() { ("True", "Accepted") } else { ("False", "Invalid") };
-        let message = match &self.fault {
-            None => "the webhook uses this policy".to_owned(),
-            Some(fault) => format!("{fault}; the last good form stays in force"),
+        let (status, reason, message) = match &self.fault {
+            None => ("True", "Accepted", "the webhook uses this policy"),
+            Some((reason, message)) => ("False", *reason, message.as_str()),
         };
         let same = |current: &Condition| {
             current.status == status
@@ -96,7 +101,8 @@ mod tests {
 
     fn verdict(fault: Option<&str>, current: Option<Value>) -> Verdict {
         let current = current.map(|value| serde_json::from_value(value).unwrap());
-        Verdict { name: "p".into(), generation: 2, fault: fault.map(Into::into), current }
+        let fault = fault.map(|text| ("Invalid", text.to_owned()));
+        Verdict { name: "p".into(), generation: 2, fault, current }
     }
 
     #[test]
@@ -111,7 +117,7 @@ mod tests {
         let renewed = verdict(None, Some(old)).condition(later).unwrap();
         assert_eq!(renewed["lastTransitionTime"], first["lastTransitionTime"]);
         let bad = verdict(Some("spec.project: \"\""), Some(first.clone())).condition(later).unwrap();
-        assert_eq!(bad["status"], "False");
+        assert_eq!((&bad["status"], &bad["reason"]), (&json!("False"), &json!("Invalid")));
         assert!(bad["message"].as_str().unwrap().contains("spec.project"));
         assert_ne!(bad["lastTransitionTime"], first["lastTransitionTime"]);
     }

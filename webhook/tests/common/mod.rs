@@ -52,6 +52,7 @@ pub(crate) fn set(target: &mut Value, path: &str, value: Value) {
 /// A pod and its surroundings.
 pub(crate) struct Case {
     pod: Value,
+    name: &'static str,
     namespace: Option<BTreeMap<String, String>>,
     policies: Vec<GPUMigration>,
     request: String,
@@ -73,7 +74,8 @@ impl Case {
     /// In namespace `team-a`, opted in, of project `p`, which has a policy with defaults.
     pub(crate) fn new(pod: Value) -> Self {
         let namespace = serde_json::from_value(namespace(&[])).unwrap();
-        Self { pod, namespace: Some(namespace), policies: vec![policy("p", json!({}))], request: "request".into() }
+        let policies = vec![policy("p", json!({}))];
+        Self { pod, name: "team-a", namespace: Some(namespace), policies, request: "request".into() }
     }
 
     /// A pod with one container, `main`, with these resources.
@@ -83,6 +85,10 @@ impl Case {
 
     pub(crate) fn namespace(self, labels: Value) -> Self {
         Self { namespace: Some(serde_json::from_value(labels).unwrap()), ..self }
+    }
+
+    pub(crate) fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     pub(crate) fn unknown_namespace(self) -> Self {
@@ -101,7 +107,7 @@ impl Case {
         let (policies, rejected) = Policies::compile(&self.policies, &Settings::default());
         assert_eq!(rejected, []);
         let subject =
-            Subject { namespace: "team-a", namespace_labels: self.namespace.as_ref(), rollout_key: &self.request };
+            Subject { namespace: self.name, namespace_labels: self.namespace.as_ref(), rollout_key: &self.request };
         let rewrite = rewrite_template(&self.pod, &subject, &policies).unwrap();
         let mut after = self.pod.clone();
         json_patch::patch(&mut after, &rewrite.patch).unwrap();
