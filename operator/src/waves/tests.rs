@@ -395,6 +395,8 @@ impl World {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     /// Crashes, lost writes, broken workloads, pauses, workloads that come and go: never more than allowed at once,
     /// never something begun while paused, never a failed wave left half done; and when the trouble ends, it ends.
     #[test]

@@ -1,0 +1,50 @@
+//! The command line.
+
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+
+/// Control loops of gpu-migrate: labels nodes by GPUConfig, moves projects wave by wave by GPUMigration.
+///
+/// Of several replicas one acts, the one that holds the Lease `gpu-migrate-operator`.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpu-migrate-operator", version)]
+pub struct Args {
+    /// Kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's service account.
+    #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the Lease.
+    #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
+    pub namespace: String,
+    /// Name of this replica; default: the host's name.
+    #[arg(long, env = "GPU_MIGRATE_IDENTITY")]
+    pub identity: Option<String>,
+    /// Plain port of /livez, /readyz and /metrics; empty for none.
+    #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9405")]
+    pub metrics_bind: String,
+    /// How long the Lease is ours without renewal, in seconds. Another replica takes over after that.
+    #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
+    pub lease_seconds: u64,
+    /// Form of the log.
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines, one object a line.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

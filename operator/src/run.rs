@@ -1,0 +1,120 @@
+//! Leader election, health and shutdown around the loops.
+
+use crate::args::Args;
+use crate::metrics::Metrics;
+use crate::{config, migrations::Migrations};
+use anyhow::Context as _;
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube_lease_manager::LeaseManagerBuilder;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// The Lease, in the operator's namespace.
+pub const LEASE: &str = "gpu-migrate-operator";
+
+/// Runs until a signal comes or the Lease is lost after it was held. Then the process ends and starts anew: that is
+/// what makes sure that nothing of a former leader still acts.
+///
+/// # Errors
+/// With a text for the owner: a kubeconfig that cannot be read, a port that is taken, a Lease that was lost.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    // Exhaustive, so that a flag that nobody reads does not compile.
+    let Args { kubeconfig, namespace, identity, metrics_bind, lease_seconds, log_format: _ } = args;
+    let client = match kubeconfig {
+        None => Client::try_default().await.context("no way to reach a cluster")?,
+        Some(path) => {
+            let file =
+                Kubeconfig::read_from(&path).with_context(|| format!("kubeconfig {}", path.display()))?;
+            Client::try_from(
+                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?,
+            )?
+        }
+    };
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let ready = Arc::new(AtomicBool::new(false));
+    serve_health(&metrics_bind, registry, Arc::clone(&ready)).await?;
+
+    let identity = identity.unwrap_or_else(own_name);
+    let lease = LeaseManagerBuilder::new(client.clone(), LEASE)
+        .with_namespace(namespace.as_str())
+        .with_identity(identity.as_str())
+        .with_duration(lease_seconds)
+        .with_grace((lease_seconds / 3).max(1))
+        .build()
+        .await
+        .with_context(|| format!("Lease {namespace}/{LEASE}"))?;
+    let (leading, keeper) = lease.watch().await;
+    ready.store(true, Ordering::Relaxed);
+    tracing::info!(identity, namespace, "waiting for the lease");
+
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let outcome = tokio::select! {
+        outcome = lead(client, leading, metrics) => outcome,
+        _ = term.recv() => Ok(()),
+        _ = int.recv() => Ok(()),
+    };
+    // `lead` is dropped and its receiver with it: the keeper gives the lease back and ends.
+    if let Ok(Err(error)) = keeper.await {
+        tracing::warn!(%error, "lease not given back; it runs out by itself");
+    }
+    outcome
+}
+
+/// Acts while the Lease is ours.
+async fn lead(client: Client, mut leading: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
+    leading.wait_for(|leading| *leading).await.context("the lease's keeper ended")?;
+    metrics.leading.set(1);
+    tracing::info!("leading");
+    tokio::select! {
+        () = Migrations::new(client.clone(), metrics).run() => {}
+        () = config::run(client) => {}
+        _ = leading.wait_for(|leading| !*leading) => {}
+    }
+    anyhow::bail!("the lease was lost")
+}
+
+fn own_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", host.trim(), std::process::id())
+}
+
+async fn serve_health(bind: &str, registry: Registry, ready: Arc<AtomicBool>) -> anyhow::Result<()> {
+    if bind.is_empty() {
+        return Ok(());
+    }
+    let listener =
+        tokio::net::TcpListener::bind(bind).await.with_context(|| format!("--metrics-bind {bind}"))?;
+    let registry = Arc::new(registry);
+    let metrics = move || {
+        let mut text = String::new();
+        let encoded = prometheus_client::encoding::text::encode(&mut text, &registry);
+        let status = if encoded.is_ok() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+        std::future::ready((
+            status,
+            [("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")],
+            text,
+        ))
+    };
+    let readiness = move || {
+        let ready = ready.load(Ordering::Relaxed);
+        std::future::ready(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+    };
+    let router = Router::new()
+        .route("/livez", get(|| async { "ok" }))
+        .route("/readyz", get(readiness))
+        .route("/metrics", get(metrics));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "health port ended");
+        }
+    });
+    Ok(())
+}
