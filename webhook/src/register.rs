@@ -121,7 +121,8 @@ impl Registration {
     /// The MutatingWebhookConfiguration. Without a bundle the `caBundle` is left to whoever injects it.
     ///
     /// Pods that ask for cards go to `pods.gpu-migrate.io`; in guarded namespaces the others go to
-    /// `guard.gpu-migrate.io`. No pod goes to both.
+    /// `guard.gpu-migrate.io`. So does a converted pod, which no longer asks for cards: there the guard catches containers
+    /// that other webhooks have added. Nothing that a user can write into a pod keeps it from the guard, save the opt-out.
     #[must_use]
     pub fn mutating(&self, bundle: Option<&Bundle>) -> Value {
         let asks = self.asks_for();

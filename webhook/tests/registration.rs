@@ -42,7 +42,7 @@ fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
     };
     let plain = registration().mutating(None);
     assert_eq!(expression(&plain, 0), seen);
-    assert_eq!(expression(&plain, 1), format!("!{seen}"), "no pod goes to both");
+    assert_eq!(expression(&plain, 1), format!("!{seen}"), "whoever does not go to the one goes to the other");
     let mapped = Registration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..registration() };
     let expected = "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
     assert!(expression(&mapped.mutating(None), 0).contains(expected));
