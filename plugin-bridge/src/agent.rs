@@ -84,10 +84,15 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         cuda_version: inventory.cuda_version.clone(),
     };
     match &args.pods_file {
-        Some(path) => tasks.spawn("the reader of the pods file", pods::follow_file(path.clone(), node.clone(), stop.clone())),
+        Some(path) => {
+            let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
+            tasks.spawn("the reader of the pods file", pods::follow_file(path.clone(), node.clone(), stop.clone()));
+        }
         None => {
             let client = client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
+            let dialect = node.with(|books, _| books.settings().dialect.clone());
+            let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn("the watch of pods", pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
             tasks.spawn("the watch of the node", cordon::follow(client.clone(), name, node.clone(), stop.clone()));
             let publisher =

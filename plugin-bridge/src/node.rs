@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::topology::Topology;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -71,9 +72,21 @@ pub enum StateError {
     },
 }
 
+/// A look at the API server's pods of this node, out of turn.
+#[tonic::async_trait]
+pub trait PodLookup: Send + Sync + std::fmt::Debug {
+    /// Takes what there is now into the books.
+    async fn look(&self, node: &Node);
+}
+
+/// How long an answer to the kubelet waits for such a look: the whole node waits with it.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(300);
+
 /// The live node. Shared by all services.
 #[derive(Debug)]
 pub struct Node {
+    /// Who can look at pods out of turn.
+    pub lookup: std::sync::OnceLock<Box<dyn PodLookup>>,
     /// Where files and sockets are.
     pub paths: Paths,
     /// The links between cards, for reports.
@@ -97,6 +110,7 @@ impl Node {
         let deviations = read_deviations(&paths)?;
         books.remember(deviations.data.entries.clone());
         let node = Arc::new(Self {
+            lookup: std::sync::OnceLock::new(),
             paths,
             topology,
             metrics,
@@ -180,6 +194,33 @@ impl Node {
         let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
         self.with(|books, at| books.observe_kubelet_start(whole, at));
         self.read_book();
+    }
+
+    /// The kubelet asks for a container that may not have been seen yet: it hears of pods when we do, or a little before.
+    pub async fn look_for(&self, resource: SharedResource, size: usize) {
+        if self.with(|books, _| books.has_candidate(resource, size)) {
+            return;
+        }
+        let mut changes = self.changes();
+        let heard = async {
+            // The watch may bring it while the question is on its way.
+            while changes.changed().await.is_ok() {
+                if self.with(|books, _| books.has_candidate(resource, size)) {
+                    return;
+                }
+            }
+        };
+        let look = async {
+            match self.lookup.get() {
+                Some(lookup) => lookup.look(self).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = heard => {}
+            () = look => {}
+            () = tokio::time::sleep(LOOK) => tracing::debug!(?resource, size, "no pod is known that wants this"),
+        }
     }
 
     /// Brings `nvidia_checkpoint` up to date, atomically. Returns once it is on disk.

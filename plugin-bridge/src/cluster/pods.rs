@@ -12,12 +12,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::{ContainerView, PodPhase, PodView};
 use crate::kubelet::directory::Stamp;
-use crate::node::Node;
+use crate::node::{Node, PodLookup};
 
 /// The annotation by which a mirror pod names the UID that the kubelet uses for a static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -58,6 +59,55 @@ pub fn view(pod: &Pod, dialect: &Dialect) -> PodView {
             .filter(|(key, _)| key.starts_with("gpu-migrate.io/") || key.starts_with("tencent.com/"))
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
+    }
+}
+
+/// Asks the API server for this node's pods out of turn.
+#[derive(Debug)]
+pub struct ApiLookup {
+    api: Api<DeserializeGuard<Pod>>,
+    selector: String,
+    dialect: Dialect,
+}
+
+impl ApiLookup {
+    /// Looks through this client.
+    #[must_use]
+    pub fn new(client: Client, node_name: &str, dialect: Dialect) -> Self {
+        Self { api: Api::all(client), selector: format!("spec.nodeName={node_name}"), dialect }
+    }
+}
+
+#[tonic::async_trait]
+impl PodLookup for ApiLookup {
+    async fn look(&self, node: &Node) {
+        let pending = ListParams::default().fields(&format!("{},status.phase=Pending", self.selector));
+        match self.api.list(&pending).await {
+            // Only what is not known yet: the watch may be ahead of this answer.
+            Ok(list) => node.with(|books, now| {
+                for pod in list.items.into_iter().filter_map(|guard| guard.0.ok()) {
+                    let seen = view(&pod, &self.dialect);
+                    if books.pod(&seen.uid).is_none() {
+                        books.observe_pod(seen, now);
+                    }
+                }
+            }),
+            Err(error) => tracing::warn!(%error, "pods could not be looked up"),
+        }
+    }
+}
+
+/// Reads the pods file out of turn.
+#[derive(Debug)]
+pub struct FileLookup(pub std::path::PathBuf);
+
+#[tonic::async_trait]
+impl PodLookup for FileLookup {
+    async fn look(&self, node: &Node) {
+        let dialect = node.with(|books, _| books.settings().dialect.clone());
+        if let Ok(pods) = read_file(&self.0, &dialect) {
+            node.with(|books, now| books.observe_pods(pods, now));
+        }
     }
 }
 

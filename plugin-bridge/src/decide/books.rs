@@ -85,6 +85,8 @@ pub struct Books {
     pub(super) opened: bool,
     /// The kubelet's book was looked for and is not there.
     pub(super) no_book: bool,
+    /// The latest moment heard of.
+    pub(super) clock: Millis,
     next: u64,
     version: u64,
     freed: u64,
@@ -113,6 +115,7 @@ impl Books {
             book_refused: false,
             opened: false,
             no_book: false,
+            clock: 0,
             next: 0,
             version: 0,
             freed: 0,

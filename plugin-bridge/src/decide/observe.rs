@@ -139,6 +139,7 @@ impl Books {
 
     /// Time has passed: releases what two sources call gone.
     pub fn reconcile(&mut self, now: Millis) {
+        self.clock = now;
         let ids: Vec<GrantId> = self.grants.keys().copied().collect();
         for id in ids {
             let Some(grant) = self.grants.get(&id) else { continue };

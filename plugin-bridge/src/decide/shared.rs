@@ -62,6 +62,9 @@ pub enum Refusal {
     },
 }
 
+/// The kubelet asks for a container's second resource milliseconds after the first; we may wait in between.
+const HALF_OPEN: Millis = 5_000;
+
 /// For whom an allocation probably is, and where it should go.
 struct Plan {
     candidate: Option<HolderId>,
@@ -102,6 +105,7 @@ impl Books {
         ids: &[String],
         now: Millis,
     ) -> Result<SharedGrant, Refusal> {
+        self.clock = now;
         let name = self.resource_name(&Resource::Shared(resource)).to_owned();
         if !self.opened {
             return Err(Refusal::NotOpen { resource: name });
@@ -163,6 +167,9 @@ impl Books {
         let id = self.promise(grant).map_err(|e| e.to_string())?;
         if let Some(partner) = plan.partner.and_then(|p| self.grants.get_mut(&p)) {
             partner.partner = Some(id);
+            if !partner.confirmed && plan.candidate.is_some() {
+                partner.candidate.clone_from(&plan.candidate);
+            }
         }
         Ok(self.answer(id, &self.grants[&id], false))
     }
@@ -226,7 +233,19 @@ impl Books {
         self.grants.iter().find(|(_, g)| g.resource == resource && g.whose().is_some_and(is)).map(|(id, _)| *id)
     }
 
+    /// Whether a pending container is known that wants this much. If not, the pod may not have been seen yet.
+    #[must_use]
+    pub fn has_candidate(&self, resource: SharedResource, size: usize) -> bool {
+        match self.open_half(resource) {
+            Some(open) => !self.completing(open, resource, size).is_empty(),
+            None => !self.candidates(resource, size).is_empty(),
+        }
+    }
+
     fn plan(&self, resource: SharedResource, size: usize, asked: &BTreeSet<u32>, on: &BTreeSet<CardIndex>) -> Plan {
+        if let Some(plan) = self.plan_second_half(resource, size) {
+            return plan;
+        }
         // Devices that an init container hands on name the pod.
         let of_pod = asked.iter().find_map(|n| {
             let grant = self.grants.get(self.owner.get(&DeviceKey::shared(resource, *n))?)?;
@@ -238,42 +257,72 @@ impl Books {
             .or_else(|| candidates.iter().find(|(pod, c)| self.grant_of(pod, c, other(resource)).is_some()))
             .or_else(|| candidates.iter().find(|(_, c)| !on.is_empty() && c.reserved.iter().copied().eq(on.iter().copied())))
             .or_else(|| candidates.first());
-        let size = u32::try_from(size).unwrap_or(u32::MAX);
         match chosen {
-            Some((pod, container)) => {
-                let partner = self.grant_of(pod, container, other(resource));
-                Plan {
-                    candidate: Some(HolderId::new(&pod.uid, &container.ask.name)),
-                    partner,
-                    demand: container.ask.demand,
-                    bound: partner.map(|p| self.cards_of(&self.grants[&p].actual).into_iter().collect()),
-                    reserved: container.reserved.clone(),
-                }
-            }
-            None => {
-                let partner = self.stray_partner(resource);
-                let mut demand = match resource {
-                    SharedResource::Cores => Demand { cores: Cores(size), ..Demand::NONE },
-                    SharedResource::Memory => Demand { blocks: Blocks(size), ..Demand::NONE },
-                };
-                if let Some(partner) = partner {
-                    let theirs = self.demand_of(&self.grants[&partner]);
-                    demand = Demand { cores: demand.cores + theirs.cores, blocks: demand.blocks + theirs.blocks, legacy: 0 };
-                }
-                let bound = partner.map(|p| self.cards_of(&self.grants[&p].actual).into_iter().collect());
-                Plan { candidate: None, partner, demand, bound, reserved: Vec::new() }
-            }
+            Some((pod, container)) => self.plan_for(pod, container, self.grant_of(pod, container, other(resource))),
+            None => Plan { candidate: None, partner: None, demand: one(resource, size), bound: None, reserved: Vec::new() },
         }
     }
 
-    /// The latest promise of the other resource that is nobody's yet and has no counterpart.
-    fn stray_partner(&self, resource: SharedResource) -> Option<GrantId> {
+    /// The plan for the second resource of the container whose first was just answered: it follows the first, whoever it is for.
+    fn plan_second_half(&self, resource: SharedResource, size: usize) -> Option<Plan> {
+        let open = self.open_half(resource)?;
+        let grant = &self.grants[&open];
+        let completing = self.completing(open, resource, size);
+        let cards = self.cards_of(&grant.actual);
+        let chosen = completing
+            .iter()
+            .find(|(pod, c)| grant.candidate.as_ref() == Some(&HolderId::new(&pod.uid, &c.ask.name)))
+            .or_else(|| completing.iter().find(|(_, c)| c.reserved.iter().eq(cards.iter())))
+            .or_else(|| completing.first());
+        if let Some((pod, container)) = chosen {
+            return Some(self.plan_for(pod, container, Some(open)));
+        }
+        if !self.candidates(resource, size).is_empty() {
+            // Somebody else's first: the container of the open half was given up.
+            return None;
+        }
+        let (first, second) = (self.demand_of(grant), one(resource, size));
+        let demand = Demand { cores: first.cores + second.cores, blocks: first.blocks + second.blocks, legacy: 0 };
+        let bound = Some(cards.into_iter().collect());
+        Some(Plan { candidate: None, partner: Some(open), demand, bound, reserved: Vec::new() })
+    }
+
+    fn plan_for(&self, pod: &PodView, container: &ContainerView, partner: Option<GrantId>) -> Plan {
+        Plan {
+            candidate: Some(HolderId::new(&pod.uid, &container.ask.name)),
+            partner,
+            demand: container.ask.demand,
+            bound: partner.map(|p| self.cards_of(&self.grants[&p].actual).into_iter().collect()),
+            reserved: container.reserved.clone(),
+        }
+    }
+
+    /// The latest promise, if it is of the other resource and its container's part of this one has not been asked for.
+    ///
+    /// The kubelet asks for both resources of a container in a row, and writes its book before the next container: so a
+    /// half that the book does not know belongs to the container that is being admitted now.
+    fn open_half(&self, resource: SharedResource) -> Option<GrantId> {
         let (id, latest) = self.grants.iter().next_back()?;
-        let stray = !latest.confirmed
-            && latest.candidate.is_none()
+        let open = !latest.confirmed
             && latest.partner.is_none()
+            // A half that was given up is not waited for.
+            && self.clock.saturating_sub(latest.since) <= HALF_OPEN
             && latest.resource == Resource::Shared(other(resource));
-        stray.then_some(*id)
+        open.then_some(*id)
+    }
+
+    /// Pending containers that the open half and this much of the other resource make complete.
+    fn completing(&self, open: GrantId, resource: SharedResource, size: usize) -> Vec<(&PodView, &ContainerView)> {
+        let first = self.grants[&open].kubelet.len();
+        let mut found: Vec<_> = self
+            .pending_shared()
+            .filter(|(_, c)| amount(resource, &c.ask.demand) as usize == size)
+            .filter(|(_, c)| amount(other(resource), &c.ask.demand) as usize == first)
+            .filter(|(pod, c)| self.grant_of(pod, c, resource).is_none())
+            .filter(|(pod, c)| self.grant_of(pod, c, other(resource)).is_none_or(|id| id == open))
+            .collect();
+        found.sort_by_key(|(pod, _)| (pod.order, pod.name.clone()));
+        found
     }
 
     /// Whether the devices asked for are on cards that can take the whole container.
@@ -479,6 +528,14 @@ const fn other(resource: SharedResource) -> SharedResource {
     match resource {
         SharedResource::Cores => SharedResource::Memory,
         SharedResource::Memory => SharedResource::Cores,
+    }
+}
+
+fn one(resource: SharedResource, size: usize) -> Demand {
+    let size = u32::try_from(size).unwrap_or(u32::MAX);
+    match resource {
+        SharedResource::Cores => Demand { cores: Cores(size), ..Demand::NONE },
+        SharedResource::Memory => Demand { blocks: Blocks(size), ..Demand::NONE },
     }
 }
 

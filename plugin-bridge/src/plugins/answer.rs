@@ -62,9 +62,15 @@ impl Default for AnswerStyle {
 const VOLUME_MOUNT_ROOT: &str = "/var/run/nvidia-container-devices";
 
 impl AnswerStyle {
+    /// The answer for a container that sees no card: it asked for memory without cores.
+    #[must_use]
+    pub fn nothing(&self) -> ContainerAllocateResponse {
+        let mut answer = ContainerAllocateResponse::default();
+        answer.envs.insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), "void".to_owned());
+        answer
+    }
+
     /// The answer for a container that gets these cards.
-    ///
-    /// Both resources of a container are answered alike, so that it does not matter which the kubelet asks for last.
     #[must_use]
     pub fn answer(&self, cards: &[(usize, &Card)], demand: &Demand) -> ContainerAllocateResponse {
         let names: Vec<String> = cards

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_model::units::Cores;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -47,6 +48,7 @@ impl SharedPlugin {
 
     async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
         self.node.read_book();
+        self.node.look_for(self.resource, ids.len()).await;
         let mut outcome = self.decide(ids);
         if matches!(outcome, Err(Refusal::NoRoom { .. })) {
             // Perhaps a holder is gone and nobody has said so yet.
@@ -81,7 +83,15 @@ impl SharedPlugin {
             let ledger = books.ledger();
             let cards: Vec<_> =
                 granted.cards.iter().filter_map(|index| Some((index.position(), ledger.card(*index)?))).collect();
-            self.style.answer(&cards, &granted.demand)
+            match self.resource {
+                SharedResource::Cores => self.style.answer(&cards, &granted.demand),
+                // The answers of a container are merged, and where they differ one wins at random: only the one for cores says
+                // which cards are seen, so that they are those whose cores are accounted for.
+                SharedResource::Memory if granted.demand.cores > Cores::ZERO || granted.candidate.is_none() => {
+                    ContainerAllocateResponse::default()
+                }
+                SharedResource::Memory => self.style.nothing(),
+            }
         })
     }
 }
@@ -105,16 +115,15 @@ impl DevicePlugin for SharedPlugin {
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         self.node.read_book();
         let requests = request.into_inner().container_requests;
-        let container_responses = requests
-            .into_iter()
-            .map(|ask| {
-                let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-                let device_ids = self.node.with(|books, _| {
-                    books.prefer_shared(self.resource, &ask.available_device_ids, &ask.must_include_device_ids, size)
-                });
-                ContainerPreferredAllocationResponse { device_ids }
-            })
-            .collect();
+        let mut container_responses = Vec::new();
+        for ask in requests {
+            let size = usize::try_from(ask.allocation_size).unwrap_or(0);
+            self.node.look_for(self.resource, size).await;
+            let device_ids = self.node.with(|books, _| {
+                books.prefer_shared(self.resource, &ask.available_device_ids, &ask.must_include_device_ids, size)
+            });
+            container_responses.push(ContainerPreferredAllocationResponse { device_ids });
+        }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
