@@ -4,11 +4,11 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::ledger::{HolderId, Ledger};
 use gpu_migrate_model::place::{NodeView, Placement, Refusal, place};
 
-use crate::score::{Scoring, card_to_prefer};
+use crate::score::Judge;
 use crate::state::Slot;
 use crate::state::node::{Books, Inventory, share_of};
 use crate::state::pod::{Cards, PodFacts, cards_of, compact};
-use crate::state::room::{Glance, Rooms};
+use crate::state::room::Glance;
 
 /// Whether `pod` fits on the node, by the first look where that tells.
 ///
@@ -59,12 +59,11 @@ pub enum Undecided {
 ///
 /// # Errors
 /// Why it does not fit.
-pub fn choose(slot: &Slot, pod: &PodFacts, glance: Glance, scoring: &Scoring) -> Result<Cards, Undecided> {
+pub fn choose(slot: &Slot, pod: &PodFacts, judge: &Judge) -> Result<Cards, Undecided> {
     let (mut ledger, books) = slot.books_without(|uid| uid == &*pod.uid);
-    let preferred = card_to_prefer(&Rooms::of(&books, &slot.inventory), glance, scoring);
-    let narrowed = preferred.and_then(|card| {
+    let narrowed = judge.card(&books, pod).and_then(|card| {
         let mut narrowed = pod.clone();
-        narrowed.constraints.include = vec![books.cards.get(card)?.card.uuid.clone()];
+        narrowed.constraints.include = vec![books.cards.get(card.position())?.card.uuid.clone()];
         placement(&slot.inventory, &books, &narrowed).ok()
     });
     let placement = match narrowed {

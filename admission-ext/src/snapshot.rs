@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpu_migrate_model::crd::GPUShadowStatus;
+use gpu_migrate_model::crd::{GPUConfigSpec, GPUShadowStatus};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -42,7 +42,7 @@ pub enum SnapshotError {
         source: serde_json::Error,
     },
     /// An object of a kind that does not belong here.
-    #[error("snapshot {path}: items[{at}]: kind {kind:?}; expected Node, Pod or GPUShadow")]
+    #[error("snapshot {path}: items[{at}]: kind {kind:?}; expected Node, Pod, GPUShadow or GPUConfig")]
     Kind {
         /// As given.
         path: String,
@@ -71,6 +71,12 @@ struct Shadow<'a> {
     metadata: ShadowMeta<'a>,
     #[serde(default)]
     status: Option<GPUShadowStatus>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    spec: GPUConfigSpec,
 }
 
 #[derive(Deserialize)]
@@ -108,6 +114,10 @@ pub fn fill(text: &[u8], path: &str, rules: &Rules, cluster: &mut Cluster) -> Re
                 let shadow: Shadow<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
                 let status = shadow.status.unwrap_or_default();
                 cluster.set_shadow(shadow.metadata.name, ShadowFacts::read(&status));
+            }
+            "GPUConfig" => {
+                let config: Config = serde_json::from_str(raw.get()).map_err(bad)?;
+                cluster.set_quotas(config.spec.quotas);
             }
             other => return Err(SnapshotError::Kind { path: path.to_owned(), at, kind: other.to_owned() }),
         }

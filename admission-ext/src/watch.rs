@@ -1,6 +1,6 @@
-//! Watches of Pods, Nodes and GPUShadows, stripped while they are read: what is not needed is never built.
+//! Watches of Pods, Nodes, GPUShadows and the one GPUConfig, stripped while they are read: what is not needed is never built.
 //!
-//! The three run for ever; `kube`'s watcher lists again after an error. An object that cannot be read is skipped with a
+//! They run for ever; `kube`'s watcher lists again after an error. An object that cannot be read is skipped with a
 //! warning, so that one odd object does not blind the extender.
 
 use std::borrow::Cow;
@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use gpu_migrate_model::crd::GPUShadow;
+use gpu_migrate_model::crd::{GPUConfig, GPUShadow};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::WatchStreamExt;
@@ -84,28 +84,30 @@ lean!(
     LeanNode, NodeView, "Node", "nodes", k8s_openapi::ClusterResourceScope
 );
 
-/// Which of the three are filled.
+/// Which of them are filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     pods: bool,
     nodes: bool,
     shadows: bool,
+    config: bool,
 }
 
 impl Synced {
     /// All of them.
     #[must_use]
     pub fn all(self) -> bool {
-        self.pods && self.nodes && self.shadows
+        self.pods && self.nodes && self.shadows && self.config
     }
 }
 
-/// Keeps `engine` up to date until it is dropped. Sets it synced once all three have been listed.
+/// Keeps `engine` up to date until it is dropped. Sets it synced once all have been listed.
 pub async fn run(engine: Arc<Engine>, client: Client) {
     let (synced, mut seen) = watch::channel(Synced::default());
     let pods = watch_pods(Arc::clone(&engine), client.clone(), &synced);
     let nodes = watch_nodes(Arc::clone(&engine), client.clone(), &synced);
-    let shadows = watch_shadows(Arc::clone(&engine), client, &synced);
+    let shadows = watch_shadows(Arc::clone(&engine), client.clone(), &synced);
+    let config = watch_config(Arc::clone(&engine), client, &synced);
     let ready = async {
         if seen.wait_for(|synced| synced.all()).await.is_ok() {
             engine.set_synced(true);
@@ -114,7 +116,7 @@ pub async fn run(engine: Arc<Engine>, client: Client) {
         }
         std::future::pending::<()>().await;
     };
-    tokio::join!(pods, nodes, shadows, ready);
+    tokio::join!(pods, nodes, shadows, config, ready);
 }
 
 /// Every pod that has not finished. A pod that finishes leaves the selection, which the watch tells as a deletion.
@@ -184,9 +186,7 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Send
     };
     // Without the definition no bridge has published anything: every node is known by its capacity alone.
     let undefined = |error: &watcher::Error| {
-        if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error
-            && status.code == 404
-        {
+        if is_undefined(error) {
             synced.send_modify(|synced| synced.shadows = true);
         }
     };
@@ -210,6 +210,31 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Send
         }
     })
     .await;
+}
+
+async fn watch_config(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+    let undefined = |error: &watcher::Error| {
+        if is_undefined(error) {
+            synced.send_modify(|synced| synced.config = true);
+        }
+    };
+    let mut listed = Vec::new();
+    follow(Api::<GPUConfig>::all(client), watcher::Config::default(), &undefined, |event| match event {
+        Event::Init => listed = Vec::new(),
+        Event::InitApply(config) => listed = config.spec.quotas,
+        Event::InitDone => {
+            engine.set_quotas(std::mem::take(&mut listed));
+            synced.send_modify(|synced| synced.config = true);
+        }
+        Event::Apply(config) => engine.set_quotas(config.spec.quotas),
+        Event::Delete(_) => engine.set_quotas(Vec::new()),
+    })
+    .await;
+}
+
+/// The custom resource is not defined in this cluster.
+fn is_undefined(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {

@@ -13,7 +13,6 @@ use crate::api::{BindFailure, Binding, Found};
 use crate::decide::{Undecided, choose};
 use crate::metrics::Outcome;
 use crate::state::pod::{Cards, PodFacts, choice};
-use crate::state::room::Glance;
 use crate::wire::{BindArgs, answer};
 
 /// Why a pod was not bound. The text goes into an Event on the pod.
@@ -77,6 +76,9 @@ pub enum BindError {
         /// Why.
         source: Undecided,
     },
+    /// A quota of the namespace would be broken.
+    #[error("{0}")]
+    Quota(String),
     /// The gang was not bound.
     #[error("gang {gang}: {why}; no member is bound, all are tried again")]
     Gang {
@@ -182,8 +184,6 @@ impl Engine {
         if let Err(problem) = &pod.ask {
             return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
         }
-        let glance = Glance::of(pod);
-        let scoring = self.scoring();
         let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
         let until = (self.clock)().instant + held + self.settings.api_timeout + self.settings.doubt;
         let mut cluster = self.cluster.write();
@@ -199,10 +199,15 @@ impl Engine {
             let gang = pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
             return Err(BindError::Gang { gang, why });
         }
+        let exceeded = self.exceeded(&cluster, pod);
+        let quota = cluster.slot(node).and_then(|slot| exceeded.iter().find(|quota| quota.applies_to(slot)));
+        if let Some(quota) = quota {
+            return Err(BindError::Quota(quota.reason.clone()));
+        }
         let cards = match cluster.slot(node) {
             _ if pod.kind == PodKind::Plain => Cards::default(),
             None => return Err(BindError::NoNode { node: node.to_owned() }),
-            Some(slot) => choose(slot, pod, glance, &scoring)
+            Some(slot) => choose(slot, pod, &self.judge)
                 .map_err(|source| BindError::Undecided { node: node.to_owned(), source })?,
         };
         cluster.assume(pod, node, cards.clone(), until);
@@ -210,11 +215,7 @@ impl Engine {
             self.begin_gang(gang);
         }
         drop(cluster);
-        self.mix.rcu(|mix| {
-            let mut mix = (**mix).clone();
-            mix.count(glance);
-            mix
-        });
+        self.judge.count(pod);
         Ok(cards)
     }
 
@@ -237,6 +238,9 @@ impl Engine {
             }
             Err(failure @ (BindFailure::Conflict(_) | BindFailure::Unknown(_))) => {
                 self.metrics.looked_up.inc();
+                // The request may still be on its way, counted from now and not from when it was sent.
+                let until = (self.clock)().instant + self.settings.doubt;
+                self.cluster.write().renew(&pod.uid, until);
                 self.outcome_of(pod, node, failure).await
             }
         }

@@ -6,10 +6,10 @@ use super::reasons::Reasons;
 use super::{Engine, Reply};
 use crate::decide::{fits, fits_without, placement};
 use crate::metrics::Outcome;
-use crate::score::{merit, scale};
+use crate::score::scale;
 use crate::state::node::{NodeFacts, books};
 use crate::state::pod::PodFacts;
-use crate::state::room::{Glance, Rooms};
+use crate::state::room::Glance;
 use crate::state::Cluster;
 use crate::wire::answer::{self, Verdict};
 use crate::wire::{Nodes, Request};
@@ -92,11 +92,19 @@ impl Engine {
             let never = Verdict::Unresolvable(reasons.text(&refusal));
             return (vec![never; nodes.len()], reasons);
         }
+        let exceeded = self.exceeded(&cluster, pod);
         for at in 0..nodes.len() {
             if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);
             }
-            verdicts.push(self.verdict(&cluster, pod, glance, nodes, at, &mut reasons));
+            let mut verdict = self.verdict(&cluster, pod, glance, nodes, at, &mut reasons);
+            if verdict == Verdict::Fits
+                && let Some(slot) = cluster.slot(nodes.name(at)).filter(|_| !exceeded.is_empty())
+                && let Some(quota) = exceeded.iter().find(|quota| quota.applies_to(slot))
+            {
+                verdict = Verdict::Failed(reasons.text(&quota.reason));
+            }
+            verdicts.push(verdict);
         }
         (verdicts, reasons)
     }
@@ -157,18 +165,12 @@ impl Engine {
             _ => return Reply { body: b"[]".to_vec(), outcome: Outcome::Error },
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
-        let (glance, scoring) = (Glance::of(&pod), self.scoring());
-        let nowhere = Rooms::default();
-        let mut merits = Vec::with_capacity(request.nodes.len());
-        let mut cluster = self.cluster.read();
-        for at in 0..request.nodes.len() {
-            if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
-                parking_lot::RwLockReadGuard::bump(&mut cluster);
-            }
-            let rooms = cluster.slot(request.nodes.name(at)).map_or(&nowhere, |slot| &slot.rooms);
-            merits.push(merit(rooms, glance, &scoring));
-        }
+        let cluster = self.cluster.read();
+        self.judge.refresh(&cluster);
+        let nodes = (0..request.nodes.len()).map(|at| cluster.numbered_slot(request.nodes.name(at)));
+        let merits = self.judge.merits(&pod, nodes);
         drop(cluster);
-        Reply { body: answer::priorities(&request.nodes, &scale(&merits)), outcome: Outcome::Ok }
+        let scores = scale(&merits, |at| request.nodes.name(at));
+        Reply { body: answer::priorities(&request.nodes, &scores), outcome: Outcome::Ok }
     }
 }

@@ -261,7 +261,7 @@ impl Gangs {
 }
 
 /// The members of a gang that hold nothing yet; `pod`, where given, is one of them even if the index lags.
-fn still_missing<'a>(
+pub(super) fn still_missing<'a>(
     cluster: &'a Cluster,
     key: &str,
     size: u32,

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::ArcSwap;
+use gpu_migrate_model::ask::PodKind;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::Api;
 use crate::metrics::{Metrics, Outcome};
-use crate::score::{Mix, Order, Scoring};
+use crate::score::{Judge, Order};
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::{PodFacts, Rules};
+use crate::state::quota::{Exceeded, Used};
 use crate::state::{Change, Cluster};
 
 /// Now, by both clocks.
@@ -95,7 +96,7 @@ pub struct Engine {
     api: Arc<dyn Api>,
     clock: Clock,
     settings: Settings,
-    mix: ArcSwap<Mix>,
+    judge: Judge,
     /// UIDs of the pods that are being bound right now.
     binding: Mutex<std::collections::HashSet<Arc<str>>>,
     gangs: Mutex<gang::Gangs>,
@@ -116,13 +117,14 @@ impl Engine {
         clock: Clock,
         metrics: Metrics,
     ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Arc<str>>) {
+        let judge = Judge::new(settings.order);
         let (woken, wakes) = tokio::sync::mpsc::unbounded_channel();
         let engine = Self {
             cluster: RwLock::new(Cluster::new()),
             api,
             clock,
             settings,
-            mix: ArcSwap::default(),
+            judge,
             binding: Mutex::default(),
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
@@ -243,6 +245,24 @@ impl Engine {
         self.cluster.write().remove_shadow(name);
     }
 
+    /// The owner's quotas.
+    pub fn set_quotas(&self, limits: Vec<gpu_migrate_model::crd::Quota>) {
+        self.cluster.write().set_quotas(limits);
+        self.wake_any();
+    }
+
+    /// The quotas that `pod` would break: with what its gang still misses, without what it holds itself.
+    fn exceeded(&self, cluster: &Cluster, pod: &PodFacts) -> Vec<Exceeded> {
+        if cluster.quotas().is_empty() || pod.kind != PodKind::Shared || cluster.is_placed(&pod.uid) {
+            return Vec::new();
+        }
+        let more = match &pod.gang {
+            Some(gang) => Used::by(gang::still_missing(cluster, &gang.key, gang.size, Some(pod)).into_iter()),
+            None => Used::by(std::iter::once(pod)),
+        };
+        cluster.quotas().exceeded(&pod.namespace, more, Used::default())
+    }
+
     fn wake_if(&self, change: Change, node: &str) {
         if change == Change::MoreRoom {
             // Nobody listens in a snapshot.
@@ -291,8 +311,5 @@ impl Engine {
         self.metrics.disputed_cards.set(count(cluster.slots().map(|slot| slot.books.disputed()).sum()));
     }
 
-    fn scoring(&self) -> Scoring {
-        Scoring { order: self.settings.order, mix: self.mix.load_full() }
-    }
 }
 

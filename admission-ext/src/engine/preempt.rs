@@ -7,8 +7,9 @@
 use super::{Engine, Reply};
 use crate::decide::fits_without;
 use crate::metrics::Outcome;
-use crate::state::Slot;
 use crate::state::pod::PodFacts;
+use crate::state::quota::Used;
+use crate::state::{Cluster, Slot};
 use crate::wire::answer::{self, Kept};
 use crate::wire::{NodeVictims, PreemptArgs};
 
@@ -32,7 +33,7 @@ impl Engine {
             .into_iter()
             .filter_map(|proposal| {
                 let slot = cluster.slot(proposal.node)?;
-                let uids = needed(slot, &pod, &proposal)?;
+                let uids = needed(&cluster, slot, &pod, &proposal)?;
                 Some(Kept { node: proposal.node, uids, pdb_violations: proposal.pdb_violations })
             })
             .collect();
@@ -46,8 +47,21 @@ impl Engine {
 ///
 /// The scheduler lists victims by falling importance, so the most important is spared first. Victims that hold no
 /// card are kept as proposed: they give CPU, memory or ports, which is not ours to judge.
-fn needed<'a>(slot: &Slot, pod: &PodFacts, proposal: &NodeVictims<'a>) -> Option<Vec<&'a str>> {
-    let fits = |victims: &[&str]| fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok();
+fn needed<'a>(
+    cluster: &Cluster,
+    slot: &Slot,
+    pod: &PodFacts,
+    proposal: &NodeVictims<'a>,
+) -> Option<Vec<&'a str>> {
+    let within_quota = |victims: &[&str]| {
+        let own = victims.iter().filter_map(|uid| cluster.pod(uid)).filter(|victim| victim.namespace == pod.namespace);
+        let less = Used::by(own.map(|victim| &**victim));
+        let exceeded = cluster.quotas().exceeded(&pod.namespace, Used::by(std::iter::once(pod)), less);
+        !exceeded.iter().any(|quota| quota.applies_to(slot))
+    };
+    let fits = |victims: &[&str]| {
+        within_quota(victims) && fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
+    };
     let mut victims = proposal.uids.clone();
     if !fits(&victims) {
         return None;

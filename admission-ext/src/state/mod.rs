@@ -8,6 +8,7 @@
 
 pub mod node;
 pub mod pod;
+pub mod quota;
 pub mod room;
 
 use std::collections::{BTreeSet, HashMap};
@@ -18,6 +19,7 @@ use gpu_migrate_model::ask::PodKind;
 
 use self::node::{Books, Found, Inventory, NodeFacts, Placed, ShadowFacts, books};
 use self::pod::{Cards, PodFacts};
+use self::quota::{Contribution, Quotas};
 use self::room::Rooms;
 
 /// Where a node is in [`Cluster::slots`]; never reused while the process lives.
@@ -43,6 +45,7 @@ pub struct Slot {
     /// Counts up whenever the books change.
     pub generation: u64,
     shadow: Option<Inventory>,
+    contribution: Contribution,
     stale: bool,
 }
 
@@ -117,6 +120,7 @@ pub struct Cluster {
     assumed: HashMap<Arc<str>, Assumption>,
     /// UIDs of the members of each gang.
     gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    quotas: Quotas,
     /// Slots are settled one by one as they change, but for the first filling.
     loading: bool,
 }
@@ -136,8 +140,25 @@ impl Cluster {
     /// Makes the books of all slots that changed since [`Cluster::load`].
     pub fn settle(&mut self) {
         self.loading = false;
-        for slot in self.slots.iter_mut().filter(|slot| slot.stale) {
-            slot.settle();
+        for id in 0..self.slots.len() {
+            if self.slots[id].stale {
+                self.settle_slot(id);
+            }
+        }
+    }
+
+    /// The quotas, and what is used of them.
+    #[must_use]
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// New quotas: everything is counted once, and by deltas from then on.
+    pub fn set_quotas(&mut self, limits: Vec<gpu_migrate_model::crd::Quota>) {
+        self.quotas.set(limits);
+        for slot in &mut self.slots {
+            slot.contribution = if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(slot) };
+            self.quotas.add(&slot.contribution);
         }
     }
 
@@ -162,8 +183,21 @@ impl Cluster {
     /// The node of this name, if a Node object or a GPUShadow was seen.
     #[must_use]
     pub fn slot(&self, name: &str) -> Option<&Slot> {
-        let slot = &self.slots[*self.by_name.get(name)?];
-        (slot.facts.is_some() || slot.shadow.is_some()).then_some(slot)
+        self.numbered_slot(name).map(|(_, slot)| slot)
+    }
+
+    /// The same with its number.
+    #[must_use]
+    pub fn numbered_slot(&self, name: &str) -> Option<(SlotId, &Slot)> {
+        let id = *self.by_name.get(name)?;
+        let slot = &self.slots[id];
+        (slot.facts.is_some() || slot.shadow.is_some()).then_some((id, slot))
+    }
+
+    /// How many numbers of nodes were given out.
+    #[must_use]
+    pub fn slot_count(&self) -> usize {
+        self.slots.len()
     }
 
     /// All nodes.
@@ -348,6 +382,16 @@ impl Cluster {
         if here == Change::MoreRoom { here } else { change }
     }
 
+    fn settle_slot(&mut self, id: SlotId) {
+        let slot = &mut self.slots[id];
+        slot.settle();
+        if !self.quotas.is_empty() {
+            self.quotas.take_back(&slot.contribution);
+            slot.contribution = quota::contribution(slot);
+            self.quotas.add(&slot.contribution);
+        }
+    }
+
     /// Changes a slot and makes its books anew.
     fn change(&mut self, id: SlotId, edit: impl FnOnce(&mut Slot)) -> Change {
         let slot = &mut self.slots[id];
@@ -357,7 +401,8 @@ impl Cluster {
             return Change::None;
         }
         let before = slot.rooms.clone();
-        slot.settle();
+        self.settle_slot(id);
+        let slot = &self.slots[id];
         if slot.rooms.more_than(&before) { Change::MoreRoom } else { Change::None }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::{Api, Memory};
-use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings, machine_clock};
+use gpu_migrate_admission_ext::engine::{Clock, Engine, Leads, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::node::NodeFacts;
@@ -80,9 +80,14 @@ pub(crate) fn list(items: &[Value]) -> Vec<u8> {
 
 /// An engine over `items` that is synced and leads.
 pub(crate) fn engine_with(api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
+    engine_at(machine_clock(), api, settings, items)
+}
+
+/// The same by another clock.
+pub(crate) fn engine_at(clock: Clock, api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
     let rules = settings.rules.clone();
     let metrics = Metrics::register(&mut Registry::default());
-    let (engine, _) = Engine::new(api, settings, machine_clock(), metrics);
+    let (engine, _) = Engine::new(api, settings, clock, metrics);
     let text = list(items);
     engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
     engine.set_leading(Leads::Alone);

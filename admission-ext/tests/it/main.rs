@@ -2,6 +2,7 @@
 
 mod common;
 mod gangs;
+mod http;
 mod kube;
 mod properties;
 mod verbs;

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::decide::placement;
-use gpu_migrate_admission_ext::engine::{Engine, Settings};
+use gpu_migrate_admission_ext::engine::{Clock, Engine, Now, Settings};
 use gpu_migrate_admission_ext::score::Order;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use gpu_migrate_admission_ext::state::room::Glance;
@@ -60,7 +61,7 @@ fn any_node() -> impl Strategy<Value = Vec<Value>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     /// The first look of filter says exactly what placing the pod would say, refusal and numbers included.
     #[test]
@@ -121,6 +122,10 @@ proptest! {
 struct Flaky {
     bound: Arc<parking_lot::Mutex<HashMap<Arc<str>, Binding>>>,
     rolls: parking_lot::Mutex<StdRng>,
+    /// Read-locked by every request until it has arrived or is lost for good.
+    on_the_way: Arc<tokio::sync::RwLock<()>>,
+    /// Milliseconds; moves only while no request is on its way, as the doubt is longer than any request takes.
+    time: Arc<AtomicU64>,
     /// Of 100 replies so many are lost, and half as many requests.
     lost: u32,
 }
@@ -130,7 +135,30 @@ impl Flaky {
         Self {
             bound: Arc::default(),
             rolls: parking_lot::Mutex::new(StdRng::seed_from_u64(seed)),
+            on_the_way: Arc::default(),
+            time: Arc::default(),
             lost,
+        }
+    }
+
+    /// A clock that only [`Flaky::pass`] moves.
+    fn clock(&self) -> Clock {
+        let (start, time) = (Instant::now(), Arc::clone(&self.time));
+        Arc::new(move || {
+            let passed = Duration::from_millis(time.load(Ordering::Acquire));
+            Now { instant: start + passed, unix_nanos: passed.as_nanos() }
+        })
+    }
+
+    /// Lets `doubt` pass and has the doubts resolved, again and again.
+    async fn pass(&self, engine: Arc<Engine>) {
+        let doubt = u64::try_from(engine.settings().doubt.as_millis()).unwrap();
+        loop {
+            let none = self.on_the_way.write().await;
+            self.time.fetch_add(doubt + 1, Ordering::AcqRel);
+            drop(none);
+            engine.resolve_doubts().await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
@@ -160,6 +188,7 @@ impl Flaky {
 #[async_trait]
 impl Api for Flaky {
     async fn bind(&self, binding: &Binding) -> Result<(), BindFailure> {
+        let on_the_way = Arc::clone(&self.on_the_way).read_owned().await;
         self.pause().await;
         if self.roll() < self.lost / 2 {
             if self.roll() < 50 {
@@ -167,6 +196,7 @@ impl Api for Flaky {
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     bound.lock().entry(Arc::clone(&late.uid)).or_insert(late);
+                    drop(on_the_way);
                 });
             }
             return Err(BindFailure::Unknown("the request was lost, or is late".into()));
@@ -236,18 +266,12 @@ fn a_killed_leader_loses_no_pod_and_overcommits_nothing() {
             }));
             items
         };
-        let settings = Settings { doubt: Duration::ZERO, api_timeout: Duration::from_millis(20), ..Settings::default() };
         let run = |kill_at: Option<usize>| {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
             let items = world(&api.bound.lock().clone());
-            let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings.clone(), &items);
-            let doubts = Arc::clone(&engine);
-            runtime.spawn(async move {
-                loop {
-                    doubts.resolve_doubts().await;
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-            });
+            let engine = engine_at(api.clock(), Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
+            let (passing, passed) = (Arc::clone(&api), Arc::clone(&engine));
+            runtime.spawn(async move { passing.pass(passed).await });
             let waiting = items.iter().filter(|item| item["kind"] == "Pod" && item["spec"]["nodeName"].is_null());
             let calls: Vec<_> = waiting
                 .enumerate()
@@ -264,12 +288,11 @@ fn a_killed_leader_loses_no_pod_and_overcommits_nothing() {
                 }
                 None => drop(runtime.block_on(futures::future::join_all(calls))),
             }
-            // As SIGKILL would: nothing is finished, nothing is said.
-            runtime.shutdown_background();
+            // As SIGKILL would: nothing is finished, nothing is said. When this returns, no request is on its way any
+            // more, which is what the Lease's duration is for.
+            runtime.shutdown_timeout(Duration::from_secs(60));
         };
         run(Some(20 + 30 * seed as usize));
-        // The Lease: longer than any request of the old leader can take.
-        std::thread::sleep(Duration::from_millis(50));
         let before = api.bound.lock().len();
         assert!(before > 0 && before < 200, "seed {seed}: killed with {before} bound; the test would show nothing");
         run(None);
@@ -314,17 +337,9 @@ async fn nothing_is_overcommitted_whatever_is_lost() {
         let mut items: Vec<Value> = nodes.iter().map(|name| node(name, 6, 16)).collect();
         items.extend(pods.iter().cloned());
         let api = Arc::new(Flaky::new(seed, 33));
-        let settings = Settings { doubt: Duration::ZERO, api_timeout: Duration::from_millis(20), ..Settings::default() };
-        let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings, &items);
-        let resolver = tokio::spawn({
-            let engine = Arc::clone(&engine);
-            async move {
-                loop {
-                    engine.resolve_doubts().await;
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-            }
-        });
+        let engine = engine_at(api.clock(), Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
+        let (passing, passed) = (Arc::clone(&api), Arc::clone(&engine));
+        let resolver = tokio::spawn(async move { passing.pass(passed).await });
         let work = pods.iter().enumerate().map(|(at, pod)| {
             let seed = seed * 1_000 + at as u64;
             tokio::spawn(schedule(Arc::clone(&engine), pod.clone(), nodes.to_vec(), seed))

@@ -121,7 +121,7 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
     let pod = shared("p", &[(20, 2)]);
     let scores = |engine| prioritize(engine, &pod, &["empty", "half", "busy"]);
     let binpack = engine(&items);
-    let expected = json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 7}, {"Host": "busy", "Score": 10}]);
+    let expected = json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 6}, {"Host": "busy", "Score": 10}]);
     assert_eq!(scores(&binpack), expected);
     let settings = Settings {
         order: Order::Spread,
@@ -187,6 +187,53 @@ async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
     let stranger = shared("stranger", &[(50, 4)]);
     assert!(bind(&engine, &stranger, "a").await.contains("does not exist any more"));
     assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
+}
+
+fn in_pool(mut node: serde_json::Value, pool: &str, product: &str) -> serde_json::Value {
+    node["metadata"]["labels"] = json!({"gpu-migrate.io/pool": pool, "nvidia.com/gpu.product": product});
+    node
+}
+
+fn quotas(quotas: serde_json::Value) -> serde_json::Value {
+    json!({"kind": "GPUConfig", "apiVersion": "gpu-migrate.io/v1alpha1", "metadata": {"name": "cluster"}, "spec": {"quotas": quotas}})
+}
+
+#[tokio::test]
+async fn a_quota_limits_a_namespace_in_a_pool_or_on_a_model() {
+    let pods: Vec<_> = (0..4).map(|at| shared(&format!("p{at}"), &[(50, 4)])).collect();
+    let mut items = vec![
+        quotas(json!([{"namespace": "default", "pool": "x", "cores": 100},
+                      {"namespace": "default", "model": "Tesla T4", "blocks": 6}, {"namespace": "other", "cores": 1}])),
+        in_pool(node("x1", 4, 16), "x", "A100"),
+        in_pool(node("x2", 4, 16), "x", "A100"),
+        in_pool(node("t", 4, 16), "y", "Tesla-T4"),
+        in_pool(node("y", 4, 16), "y", "A100"),
+        bound(shared("old", &[(30, 1)]), "x1", "0"),
+        bound(legacy("l", 2), "x1", ""),
+    ];
+    items.extend(pods.iter().cloned());
+    let engine = engine(&items);
+    let nodes = ["x1", "x2", "t", "y"];
+    assert_eq!(passing(&engine, &pods[0], &nodes), nodes);
+    assert_eq!(bind(&engine, &pods[0], "x2").await, "");
+    let answer = filter(&engine, &pods[1], &nodes);
+    assert_eq!(answer["NodeNames"], json!(["t", "y"]));
+    let reason = "quota of namespace default in pool x: 80 of 100 cores used, 50 asked";
+    assert_eq!(answer["FailedNodes"], json!({"x1": reason, "x2": reason}));
+    assert_eq!(bind(&engine, &pods[1], "x1").await, reason);
+    assert_eq!(bind(&engine, &pods[1], "t").await, "");
+    let answer = filter(&engine, &pods[2], &["t", "y"]);
+    assert_eq!(answer["FailedNodes"]["t"], "quota of namespace default on Tesla T4: 4 of 6 blocks used, 4 asked");
+    // A victim of the same namespace gives its part back, one of another does not.
+    let victims = json!({"x1": {"Pods": [{"UID": "uid-old"}], "NumPDBViolations": 0}});
+    assert_eq!(preempt(&engine, &pods[3], victims.clone())["x1"], victims["x1"]);
+    let none = json!({"x1": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}});
+    assert_eq!(preempt(&engine, &pods[3], none), json!({}));
+    // What goes is given back, by deltas.
+    engine.remove_pod("uid-old");
+    assert_eq!(passing(&engine, &pods[3], &["x1"]), ["x1"]);
+    engine.set_quotas(Vec::new());
+    assert_eq!(passing(&engine, &pods[2], &nodes), nodes);
 }
 
 /// gpu-admission's published vector (`pkg/predicate/gpu_predicate_test.go`).

@@ -1,0 +1,169 @@
+//! Quotas per namespace by node pool or card model (gpu-admission's `quotaFilter`), from GPUConfig.
+//!
+//! Shared pods count, bound and assumed. Legacy pods are the business of ResourceQuota (`requests.nvidia.com/gpu`), which
+//! goes on working, for the vcuda resources too.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpu_migrate_model::ask::{Demand, PodKind};
+use gpu_migrate_model::crd::Quota;
+use gpu_migrate_model::names;
+
+use super::Slot;
+use super::pod::PodFacts;
+
+/// What quotas tell nodes apart by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The node's pool, by its label.
+    pool: Option<Arc<str>>,
+    /// The model of its cards.
+    model: Arc<str>,
+}
+
+/// Cores and blocks in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Cores.
+    pub cores: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+impl Used {
+    fn of(demand: Demand) -> Self {
+        Self { cores: u64::from(demand.cores.0), blocks: u64::from(demand.blocks.0) }
+    }
+
+    /// The sum of what these pods ask for.
+    pub fn by<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> Self {
+        pods.filter(|pod| pod.kind == PodKind::Shared).map(|pod| Self::of(pod.demand())).fold(Self::default(), Self::plus)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { cores: self.cores + other.cores, blocks: self.blocks + other.blocks }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self { cores: self.cores.saturating_sub(other.cores), blocks: self.blocks.saturating_sub(other.blocks) }
+    }
+}
+
+/// What one node contributes to the sums: taken back as a whole when it changes.
+#[derive(Debug, Default)]
+pub(super) struct Contribution {
+    place: Place,
+    by_namespace: Vec<(Arc<str>, Used)>,
+}
+
+/// The limits, and the sums that they are held against; the sums are kept only while there are limits.
+#[derive(Debug, Default)]
+pub struct Quotas {
+    limits: Vec<Quota>,
+    used: HashMap<Arc<str>, HashMap<Place, Used>>,
+}
+
+/// A quota that a pod would break wherever it applies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exceeded {
+    pool: Option<String>,
+    model: Option<String>,
+    /// For the scheduler's event.
+    pub reason: String,
+}
+
+impl Quotas {
+    /// Whether there is anything to count for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.limits.is_empty()
+    }
+
+    /// New limits. The sums start from nothing: every slot has to contribute again.
+    pub(super) fn set(&mut self, limits: Vec<Quota>) {
+        self.limits = limits;
+        self.used.clear();
+    }
+
+    pub(super) fn add(&mut self, contribution: &Contribution) {
+        for (namespace, used) in &contribution.by_namespace {
+            let sum = self.used.entry(Arc::clone(namespace)).or_default().entry(contribution.place.clone()).or_default();
+            *sum = sum.plus(*used);
+        }
+    }
+
+    pub(super) fn take_back(&mut self, contribution: &Contribution) {
+        for (namespace, used) in &contribution.by_namespace {
+            if let Some(sum) = self.used.get_mut(namespace).and_then(|places| places.get_mut(&contribution.place)) {
+                *sum = sum.minus(*used);
+            }
+        }
+    }
+
+    /// The quotas of `namespace` that would be broken by `more`, with `less` thought away.
+    #[must_use]
+    pub fn exceeded(&self, namespace: &str, more: Used, less: Used) -> Vec<Exceeded> {
+        let own = self.limits.iter().filter(|quota| quota.namespace == namespace);
+        own.filter_map(|quota| {
+            let (pool, model) = (quota.pool.clone(), quota.model.clone());
+            let places = self.used.get(namespace).into_iter().flatten();
+            let counted = places.filter(|(place, _)| applies(&pool, &model, place)).map(|(_, used)| *used);
+            let used = counted.fold(Used::default(), Used::plus).minus(less);
+            let broken = |limit: Option<u64>, used: u64, more: u64, unit: &str| {
+                let limit = limit.filter(|limit| more > 0 && used + more > *limit)?;
+                Some(format!("{used} of {limit} {unit} used, {more} asked"))
+            };
+            let cores = broken(quota.cores.map(|cores| u64::from(cores.0)), used.cores, more.cores, "cores");
+            let blocks = || broken(quota.blocks.map(|b| u64::from(b.0)), used.blocks, more.blocks, "blocks");
+            let what = cores.or_else(blocks)?;
+            let on = match (&pool, &model) {
+                (None, None) => String::new(),
+                (Some(pool), None) => format!(" in pool {pool}"),
+                (None, Some(model)) => format!(" on {model}"),
+                (Some(pool), Some(model)) => format!(" on {model} in pool {pool}"),
+            };
+            let reason = format!("quota of namespace {namespace}{on}: {what}");
+            Some(Exceeded { pool, model, reason })
+        })
+        .collect()
+    }
+}
+
+fn applies(pool: &Option<String>, model: &Option<String>, place: &Place) -> bool {
+    pool.as_ref().is_none_or(|pool| Some(&**pool) == place.pool.as_deref())
+        && model.as_ref().is_none_or(|model| same_model(model, &place.model))
+}
+
+/// NVML says `NVIDIA A100-SXM4-80GB`, the label that feature discovery makes of it has dashes.
+fn same_model(one: &str, other: &str) -> bool {
+    let plain = |text: &str| text.replace(' ', "-").to_ascii_lowercase();
+    plain(one) == plain(other)
+}
+
+impl Exceeded {
+    /// Whether the quota speaks of this node.
+    #[must_use]
+    pub fn applies_to(&self, slot: &Slot) -> bool {
+        applies(&self.pool, &self.model, &place(slot))
+    }
+}
+
+fn place(slot: &Slot) -> Place {
+    let pool = slot.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
+    let model = slot.inventory.cards.first().map(|card| card.model.as_str());
+    Place { pool: pool.map(|pool| Arc::from(pool.as_str())), model: Arc::from(model.unwrap_or("")) }
+}
+
+/// What `slot` contributes.
+pub(super) fn contribution(slot: &Slot) -> Contribution {
+    let mut by_namespace: Vec<(Arc<str>, Used)> = Vec::new();
+    for placed in slot.pods.values() {
+        let used = Used::by(std::iter::once(&*placed.pod));
+        match by_namespace.iter_mut().find(|(namespace, _)| *namespace == placed.pod.namespace) {
+            Some((_, sum)) => *sum = sum.plus(used),
+            None => by_namespace.push((Arc::clone(&placed.pod.namespace), used)),
+        }
+    }
+    Contribution { place: place(slot), by_namespace }
+}
