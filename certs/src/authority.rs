@@ -5,7 +5,10 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -74,8 +77,12 @@ impl Validity {
     /// The text to put into [`CertError::Unusable`], when it is no X.509 certificate.
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Self, String> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|e| e.to_string())?;
-        let at = |t: x509_parser::time::ASN1Time| Timestamp::from_second(t.timestamp()).map_err(|e| e.to_string());
-        Ok(Self { not_before: at(parsed.validity().not_before)?, not_after: at(parsed.validity().not_after)? })
+        let at =
+            |t: x509_parser::time::ASN1Time| Timestamp::from_second(t.timestamp()).map_err(|e| e.to_string());
+        Ok(Self {
+            not_before: at(parsed.validity().not_before)?,
+            not_after: at(parsed.validity().not_after)?,
+        })
     }
 
     /// Whether `now` lies in it.
@@ -146,7 +153,8 @@ impl Ca {
         let validity = Validity::from_now(now, lifetimes.ca);
         let mut params = params(&name, validity);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+        params.key_usages =
+            vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         let certificate = params.self_signed(&key).map_err(failed)?;
         Ok(Self { pem: certificate.pem(), certificate: certificate.der().clone(), key, validity })
     }
@@ -159,7 +167,8 @@ impl Ca {
         let unusable = |why: String| CertError::Unusable { origin: origin.into(), what: what.into(), why };
         let der = CertificateDer::from_pem_slice(certificate.as_bytes())
             .map_err(|e| unusable(format!("{e}; expected a PEM certificate")))?;
-        let key = KeyPair::from_pem(key).map_err(|e| unusable(format!("its key: {e}; expected a PKCS#8 PEM key")))?;
+        let key = KeyPair::from_pem(key)
+            .map_err(|e| unusable(format!("its key: {e}; expected a PKCS#8 PEM key")))?;
         let validity = Validity::of(&der).map_err(unusable)?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|e| unusable(e.to_string()))?;
         if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
@@ -286,12 +295,20 @@ mod tests {
         let verify = |name: &str, now: i64| {
             let certificate = rustls::server::ParsedCertificate::try_from(&leaf.certificate).unwrap();
             let name = rustls_pki_types::ServerName::try_from(name.to_owned()).unwrap();
-            let time = rustls_pki_types::UnixTime::since_unix_epoch(Duration::from_secs(at(now).as_second() as u64));
+            let time =
+                rustls_pki_types::UnixTime::since_unix_epoch(Duration::from_secs(at(now).as_second() as u64));
             let mut roots = rustls::RootCertStore::empty();
             roots.extend(anchors.iter().cloned());
-            let algorithms = rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.all;
-            rustls::client::verify_server_cert_signed_by_trust_anchor(&certificate, &roots, &[], time, algorithms)
-                .and_then(|()| rustls::client::verify_server_name(&certificate, &name))
+            let algorithms =
+                rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.all;
+            rustls::client::verify_server_cert_signed_by_trust_anchor(
+                &certificate,
+                &roots,
+                &[],
+                time,
+                algorithms,
+            )
+            .and_then(|()| rustls::client::verify_server_name(&certificate, &name))
         };
         for name in ["w.gpu.svc", "127.0.0.1", "::1"] {
             verify(name, 0).unwrap();

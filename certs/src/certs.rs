@@ -49,7 +49,11 @@ impl Source {
     /// A folder: used as it is where it holds a `tls.crt`, else as the place of a CA of our own.
     #[must_use]
     pub fn folder(path: &Path) -> Self {
-        if path.join(mounted::CERTIFICATE).exists() { Self::Mounted(path.into()) } else { Self::Kept(path.into()) }
+        if path.join(mounted::CERTIFICATE).exists() {
+            Self::Mounted(path.into())
+        } else {
+            Self::Kept(path.into())
+        }
     }
 }
 
@@ -140,7 +144,10 @@ impl Certs {
     ///
     /// # Errors
     /// [`CertError`] when the client CA cannot be read.
-    pub fn server_config(&self, clients: Option<&ClientAuth>) -> Result<Arc<rustls::ServerConfig>, CertError> {
+    pub fn server_config(
+        &self,
+        clients: Option<&ClientAuth>,
+    ) -> Result<Arc<rustls::ServerConfig>, CertError> {
         let provider = CryptoProvider::get_default()
             .cloned()
             .unwrap_or_else(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
@@ -417,7 +424,10 @@ mod tests {
         certs.register_metrics(registry.sub_registry_with_prefix("gpu_migrate_webhook"));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("gpu_migrate_webhook_certificate_expiry_timestamp_seconds 1800000300"), "{text}");
+        assert!(
+            text.contains("gpu_migrate_webhook_certificate_expiry_timestamp_seconds 1800000300"),
+            "{text}"
+        );
         assert!(text.contains("gpu_migrate_webhook_certificates_issued_total 1"), "{text}");
     }
 }

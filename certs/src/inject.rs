@@ -141,10 +141,12 @@ impl Injector {
                 return Ok(true);
             }
             // Another replica may have announced a CA that we have not read yet: look before overwriting.
-            let Some(patch) = self.certs.refresh().await.and_then(|bundle| plan(&configuration, &bundle)) else {
+            let Some(patch) = self.certs.refresh().await.and_then(|bundle| plan(&configuration, &bundle))
+            else {
                 return Ok(true);
             };
-            let sent = self.api.patch(&self.name, &PatchParams::default(), &ApiPatch::<()>::Json(patch)).await;
+            let sent =
+                self.api.patch(&self.name, &PatchParams::default(), &ApiPatch::<()>::Json(patch)).await;
             match sent {
                 Ok(_) => {
                     tracing::info!(configuration = self.name, "caBundle written");

@@ -88,7 +88,8 @@ impl Keyring {
             None => self.signing.validity().due(now).then_some(Step::Announce),
             Some(next) => {
                 let announced = Lifetimes::backdate(lifetimes.ca) + lifetimes.settle();
-                let known = next.validity().age(now) >= announced.try_into().unwrap_or(jiff::SignedDuration::MAX);
+                let known =
+                    next.validity().age(now) >= announced.try_into().unwrap_or(jiff::SignedDuration::MAX);
                 (known || !self.signing.validity().contains(now)).then_some(Step::Promote)
             }
         }
@@ -98,10 +99,18 @@ impl Keyring {
     ///
     /// # Errors
     /// As [`Ca::generate`].
-    pub fn take(self, step: Step, owner: &str, now: Timestamp, lifetimes: &Lifetimes) -> Result<Self, CertError> {
+    pub fn take(
+        self,
+        step: Step,
+        owner: &str,
+        now: Timestamp,
+        lifetimes: &Lifetimes,
+    ) -> Result<Self, CertError> {
         let Self { signing, next, mut retired } = self;
         Ok(match (step, next) {
-            (Step::Announce, None) => Self { signing, next: Some(Ca::generate(owner, now, lifetimes)?), retired },
+            (Step::Announce, None) => {
+                Self { signing, next: Some(Ca::generate(owner, now, lifetimes)?), retired }
+            }
             (Step::Promote, Some(next)) => {
                 retired.push(Retired { pem: signing.pem().to_owned(), validity: signing.validity() });
                 Self { signing: next, next: None, retired }
@@ -147,7 +156,9 @@ impl Keyring {
             _ => Err(CertError::Unusable {
                 origin: origin.into(),
                 what: certificate.into(),
-                why: format!("expected {certificate} and {key} together; delete {origin} to start with a new CA"),
+                why: format!(
+                    "expected {certificate} and {key} together; delete {origin} to start with a new CA"
+                ),
             }),
         };
         let signing = pair(entry::SIGNING)?.ok_or_else(|| CertError::Unusable {
@@ -175,7 +186,10 @@ impl Keyring {
 
 fn to_pem(certificate: &CertificateDer<'_>) -> String {
     let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
-    let lines = base64.as_bytes().chunks(64).flat_map(|line| [&*String::from_utf8_lossy(line), "\n"].concat().into_bytes());
+    let lines = base64
+        .as_bytes()
+        .chunks(64)
+        .flat_map(|line| [&*String::from_utf8_lossy(line), "\n"].concat().into_bytes());
     let body = String::from_utf8(lines.collect()).unwrap_or_default();
     format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
 }
@@ -227,7 +241,10 @@ mod tests {
         assert!(promotes >= 8, "{steps:?}");
         for pair in steps.windows(2) {
             if pair[1].1 == Step::Promote {
-                assert!(pair[1].2 >= 2, "the bundle holds old and new when the new one starts to sign: {steps:?}");
+                assert!(
+                    pair[1].2 >= 2,
+                    "the bundle holds old and new when the new one starts to sign: {steps:?}"
+                );
             }
         }
     }

@@ -92,7 +92,11 @@ mod tests {
             ("b", 121, Claim::Take),
             ("b", -30, Claim::Leave),
         ] {
-            assert_eq!(decide(Some(&lease(holder, ago)), "a", now), expected, "{holder:?} renewed {ago} s ago");
+            assert_eq!(
+                decide(Some(&lease(holder, ago)), "a", now),
+                expected,
+                "{holder:?} renewed {ago} s ago"
+            );
         }
     }
 }

@@ -43,7 +43,9 @@ pub(crate) fn read(folder: &Path) -> Result<Mounted, CertError> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<_, _>>()
         .map_err(|e| unusable(CERTIFICATE, format!("{e}; expected PEM certificates, the server's first")))?;
-    let first = chain.first().ok_or_else(|| unusable(CERTIFICATE, "expected a PEM certificate, found none".into()))?;
+    let first = chain
+        .first()
+        .ok_or_else(|| unusable(CERTIFICATE, "expected a PEM certificate, found none".into()))?;
     let validity = Validity::of(first).map_err(|why| unusable(CERTIFICATE, why))?;
     let key = PrivateKeyDer::from_pem_slice(&file(KEY)?)
         .map_err(|e| unusable(KEY, format!("{e}; expected a PEM private key")))?;

@@ -29,14 +29,19 @@ impl Resolver {
         key: PrivateKeyDer<'static>,
         validity: Validity,
     ) -> Result<(), CertError> {
-        let unusable =
-            |why: String| CertError::Unusable { origin: origin.into(), what: "serving certificate".into(), why };
+        let unusable = |why: String| CertError::Unusable {
+            origin: origin.into(),
+            what: "serving certificate".into(),
+            why,
+        };
         let provider = CryptoProvider::get_default()
             .cloned()
             .unwrap_or_else(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
         let key = provider.key_provider.load_private_key(key).map_err(|e| unusable(e.to_string()))?;
         let certified = CertifiedKey::new(chain, key);
-        certified.keys_match().map_err(|e| unusable(format!("certificate and key do not belong together ({e})")))?;
+        certified
+            .keys_match()
+            .map_err(|e| unusable(format!("certificate and key do not belong together ({e})")))?;
         self.current.store(Some(Arc::new(certified)));
         self.expires.store(validity.not_after.as_second(), Ordering::Relaxed);
         Ok(())

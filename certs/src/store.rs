@@ -20,25 +20,35 @@ pub(crate) struct Stored {
 }
 
 pub(crate) enum Store {
-    Secret { secrets: Api<Secret>, leases: Api<Lease>, namespace: String, name: String, identity: String },
+    Secret(Box<InSecret>),
     Folder(PathBuf),
+}
+
+/// A Secret, and the Lease of the same name that says who may change it.
+pub(crate) struct InSecret {
+    secrets: Api<Secret>,
+    leases: Api<Lease>,
+    namespace: String,
+    name: String,
+    /// This replica.
+    identity: String,
 }
 
 impl Store {
     pub(crate) fn secret(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
-        Self::Secret {
+        Self::Secret(Box::new(InSecret {
             secrets: Api::namespaced(client.clone(), namespace),
             leases: Api::namespaced(client, namespace),
             namespace: namespace.into(),
             name: name.into(),
             identity: identity.into(),
-        }
+        }))
     }
 
     /// What this store is called in errors.
     pub(crate) fn origin(&self) -> String {
         match self {
-            Self::Secret { namespace, name, .. } => format!("Secret {namespace}/{name}"),
+            Self::Secret(place) => format!("Secret {}/{}", place.namespace, place.name),
             Self::Folder(path) => format!("folder {}", path.display()),
         }
     }
@@ -46,8 +56,9 @@ impl Store {
     /// The keyring, `None` where nobody has made one yet.
     pub(crate) async fn load(&self) -> Result<Option<Stored>, CertError> {
         let (entries, version) = match self {
-            Self::Secret { secrets, name, .. } => {
-                let found = secrets.get_opt(name).await.map_err(|e| CertError::api(self.origin(), e))?;
+            Self::Secret(place) => {
+                let found =
+                    place.secrets.get_opt(&place.name).await.map_err(|e| CertError::api(self.origin(), e))?;
                 let Some(secret) = found else { return Ok(None) };
                 let text = |(key, value): (String, ByteString)| Some((key, String::from_utf8(value.0).ok()?));
                 let data = secret.data.unwrap_or_default();
@@ -65,18 +76,18 @@ impl Store {
     /// Writes the first keyring; false when someone else was first.
     pub(crate) async fn create(&self, keyring: &Keyring) -> Result<bool, CertError> {
         match self {
-            Self::Secret { secrets, name, .. } => {
+            Self::Secret(place) => {
                 let label = ("app.kubernetes.io/managed-by".to_owned(), "gpu-migrate".to_owned());
                 let secret = Secret {
                     metadata: ObjectMeta {
-                        name: Some(name.clone()),
+                        name: Some(place.name.clone()),
                         labels: Some(BTreeMap::from([label])),
                         ..ObjectMeta::default()
                     },
                     string_data: Some(owned(keyring)),
                     ..Secret::default()
                 };
-                lease::won(secrets.create(&PostParams::default(), &secret).await)
+                lease::won(place.secrets.create(&PostParams::default(), &secret).await)
                     .map_err(|e| CertError::api(self.origin(), e))
             }
             Self::Folder(path) => write_folder(path, keyring).map(|()| true),
@@ -86,7 +97,7 @@ impl Store {
     /// Whether this replica may write a rotation step now.
     pub(crate) async fn may_rotate(&self, now: Timestamp) -> Result<bool, CertError> {
         match self {
-            Self::Secret { leases, name, identity, .. } => lease::try_hold(leases, name, identity, now).await,
+            Self::Secret(place) => lease::try_hold(&place.leases, &place.name, &place.identity, now).await,
             Self::Folder(_) => Ok(true),
         }
     }
@@ -94,15 +105,17 @@ impl Store {
     /// Replaces the keyring that was read; false when someone else replaced it meanwhile.
     pub(crate) async fn replace(&self, version: Option<&str>, keyring: &Keyring) -> Result<bool, CertError> {
         match self {
-            Self::Secret { secrets, name, .. } => {
+            Self::Secret(place) => {
                 let entries = keyring.to_entries();
                 let data: BTreeMap<&str, Option<ByteString>> = entry::ALL
                     .iter()
                     .map(|key| (*key, entries.get(key).map(|text| ByteString(text.clone().into_bytes()))))
                     .collect();
                 let patch = serde_json::json!({ "metadata": { "resourceVersion": version }, "data": data });
-                lease::won(secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await)
-                    .map_err(|e| CertError::api(self.origin(), e))
+                lease::won(
+                    place.secrets.patch(&place.name, &PatchParams::default(), &Patch::Merge(patch)).await,
+                )
+                .map_err(|e| CertError::api(self.origin(), e))
             }
             Self::Folder(path) => write_folder(path, keyring).map(|()| true),
         }
@@ -179,7 +192,8 @@ mod tests {
         let back = store.load().await.unwrap().unwrap();
         assert_eq!(back.keyring.bundle(), keyring.bundle());
         use std::os::unix::fs::PermissionsExt;
-        let mode = |name: &str| std::fs::metadata(folder.path().join("ca").join(name)).unwrap().permissions().mode();
+        let mode =
+            |name: &str| std::fs::metadata(folder.path().join("ca").join(name)).unwrap().permissions().mode();
         assert_eq!((mode("signing.key") & 0o777, mode("ca.crt") & 0o777), (0o600, 0o644));
     }
 }

@@ -24,7 +24,10 @@ pub struct ClientAuth {
 
 impl ClientAuth {
     /// Builds the verifier. The CA file is read now, once.
-    pub(crate) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, CertError> {
+    pub(crate) fn verifier(
+        &self,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Arc<dyn ClientCertVerifier>, CertError> {
         let origin = self.ca_file.display().to_string();
         let unusable =
             |why: String| CertError::Unusable { origin: origin.clone(), what: "client CA".into(), why };

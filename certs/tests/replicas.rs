@@ -1,4 +1,5 @@
 //! Several replicas, one CA: through a Secret and a Lease; and the caBundle that follows it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -57,7 +58,12 @@ async fn who_comes_first_makes_the_ca_and_all_use_it() {
     let (api, time) = (FakeApi::default(), Time::new());
     let start = |name| replica(&api, name, time.clock(0));
     let ((a, _), (b, _), (c, _)) = tokio::join!(start("a"), start("b"), start("c"));
-    assert_eq!(api.writes().iter().filter(|write| write.contains("secrets")).count(), 1, "{:?}", api.writes());
+    assert_eq!(
+        api.writes().iter().filter(|write| write.contains("secrets")).count(),
+        1,
+        "{:?}",
+        api.writes()
+    );
     assert!(bundle(&a) == bundle(&b) && bundle(&b) == bundle(&c));
     let secret = api.get(SECRET).unwrap();
     assert_eq!(secret["metadata"]["labels"]["app.kubernetes.io/managed-by"], "gpu-migrate");
@@ -86,7 +92,9 @@ async fn replicas_with_clocks_apart_rotate_together() {
         }
         let bundles: Vec<String> = replicas.iter().map(|(certs, _)| bundle(certs)).collect();
         assert!(bundles.windows(2).all(|pair| pair[0] == pair[1]), "all know the same CAs");
-        cas.extend(replicas[0].0.bundle().borrow().as_ref().unwrap().certificates().iter().map(|ca| ca.to_vec()));
+        cas.extend(
+            replicas[0].0.bundle().borrow().as_ref().unwrap().certificates().iter().map(|ca| ca.to_vec()),
+        );
     }
     // 120 000 s at two thirds of 30 000 s each.
     assert!((5..=8).contains(&cas.len()), "{} CAs", cas.len());
@@ -100,8 +108,11 @@ async fn only_the_holder_of_the_lease_rotates() {
     let before = bundle(&certs);
     time.forward(21_000);
     let renewed = time.clock(0)().to_string();
-    api.put(LEASE, json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "ca"},
-        "spec": {"holderIdentity": "b", "leaseDurationSeconds": 60, "renewTime": renewed}}));
+    api.put(
+        LEASE,
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "ca"},
+        "spec": {"holderIdentity": "b", "leaseDurationSeconds": 60, "renewTime": renewed}}),
+    );
     keeper.tick().await.unwrap();
     assert_eq!(bundle(&certs), before, "another replica is at it");
     time.forward(200);

@@ -1,4 +1,5 @@
 //! The accept loop with real sockets: rotation under load, limits, drain, client certificates.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -8,7 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu_migrate_certs::authority::Ca;
-use gpu_migrate_certs::{Bundle, Certs, ClientAuth, Clock, Keeper, Lifetimes, Limits, Options, Source, serve};
+use gpu_migrate_certs::{
+    Bundle, Certs, ClientAuth, Clock, Keeper, Lifetimes, Limits, Options, Source, serve,
+};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
@@ -69,7 +72,12 @@ async fn hello(config: Arc<rustls::ServerConfig>, limits: Limits) -> (SocketAddr
 
 type Client = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-fn client(bundle: &Bundle, clock: &HandClock, identity: Option<Client>, alpn: &[&str]) -> Arc<rustls::ClientConfig> {
+fn client(
+    bundle: &Bundle,
+    clock: &HandClock,
+    identity: Option<Client>,
+    alpn: &[&str],
+) -> Arc<rustls::ClientConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = rustls::RootCertStore::empty();
     for certificate in bundle.certificates() {
@@ -103,7 +111,9 @@ async fn get(
     let request = Request::get("https://localhost/").body(Empty::<Bytes>::new()).unwrap();
     let response = if h2 {
         let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(|e| text(&e))?;
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .map_err(|e| text(&e))?;
         tokio::spawn(connection);
         sender.send_request(request).await
     } else {
@@ -174,7 +184,9 @@ async fn both_protocols_and_keep_alive() {
     let (certs, _keeper) = certs(folder.path(), &clock).await;
     let (address, stop) = hello(certs.server_config(None).unwrap(), Limits::default()).await;
     let bundle = certs.bundle().borrow().clone().unwrap();
-    for (alpn, expected) in [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")] {
+    for (alpn, expected) in
+        [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")]
+    {
         let (version, _) = get(address, client(&bundle, &clock, None, alpn)).await.unwrap();
         assert_eq!(version, expected, "{alpn:?}");
     }
@@ -201,7 +213,10 @@ async fn clients_are_checked_by_ca_and_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
     let (certs, _keeper) = certs(folder.path(), &clock).await;
-    let (ours, foreign) = (Ca::generate("ours", clock.now(), &LIVES).unwrap(), Ca::generate("foreign", clock.now(), &LIVES).unwrap());
+    let (ours, foreign) = (
+        Ca::generate("ours", clock.now(), &LIVES).unwrap(),
+        Ca::generate("foreign", clock.now(), &LIVES).unwrap(),
+    );
     let ca_file = folder.path().join("clients.pem");
     std::fs::write(&ca_file, ours.pem()).unwrap();
     let auth = ClientAuth { ca_file, names: vec!["kube-apiserver".into()] };

@@ -6,6 +6,7 @@
 //! p99, resident memory below 20 MiB.
 //!
 //! `cargo bench -p gpu-migrate-webhook --bench load -- [rounds] [seconds] [connections]`
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -30,7 +31,13 @@ use tokio_util::sync::CancellationToken;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const CAPTURES: [&str; 8] = [
-    "bare-pod", "bare-pod-generateName", "deployment", "job", "statefulset", "daemonset", "init-containers",
+    "bare-pod",
+    "bare-pod-generateName",
+    "deployment",
+    "job",
+    "statefulset",
+    "daemonset",
+    "init-containers",
     "limits-and-requests",
 ];
 
@@ -66,14 +73,22 @@ async fn main() -> Result<()> {
 }
 
 async fn echo_server(folder: &Path, address: SocketAddr) -> Result<()> {
-    let options = Options { owner: "echo".into(), names: vec!["localhost".into()], lifetimes: Default::default() };
+    let options =
+        Options { owner: "echo".into(), names: vec!["localhost".into()], lifetimes: Default::default() };
     let (certs, _keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
     let json = [("content-type", "application/json")];
     let echo = post(move |body: Bytes| std::future::ready((json, body)));
     let router = Router::new().route("/mutate", echo).layer(DefaultBodyLimit::max(7 << 20));
     let listener = TcpListener::bind(address).await?;
     let service = TowerToHyperService::new(router);
-    serve::serve(listener, Some(certs.server_config(None)?), service, Limits::default(), CancellationToken::new()).await;
+    serve::serve(
+        listener,
+        Some(certs.server_config(None)?),
+        service,
+        Limits::default(),
+        CancellationToken::new(),
+    )
+    .await;
     Ok(())
 }
 
@@ -129,7 +144,8 @@ impl Server {
     fn cpu(&self) -> Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let after = stat.rsplit_once(')').ok_or("no stat")?.1;
-        let field = |index: usize| after.split_whitespace().nth(index).and_then(|text| text.parse::<f64>().ok());
+        let field =
+            |index: usize| after.split_whitespace().nth(index).and_then(|text| text.parse::<f64>().ok());
         Ok(field(11).unwrap_or(0.0) + field(12).unwrap_or(0.0))
     }
 }
@@ -244,15 +260,25 @@ async fn compare(rounds: usize, time: Duration, connections: usize) -> Result<()
         };
         for (name, round) in [("echo", pair.0), ("webhook", pair.1)] {
             let Round { per_second, p50, p99, cpu_per_request } = round;
-            println!("{index} {name:8} {per_second:9.0}/s  p50 {p50:6.0} µs  p99 {p99:6.0} µs  CPU {cpu_per_request:5.1} µs");
+            println!(
+                "{index} {name:8} {per_second:9.0}/s  p50 {p50:6.0} µs  p99 {p99:6.0} µs  CPU {cpu_per_request:5.1} µs"
+            );
         }
         pairs.push(pair);
     }
-    let ratio = |of: fn(&Round) -> f64| median(pairs.iter().map(|(echo, webhook)| of(webhook) / of(echo)).collect());
-    println!("throughput: {:.2} of the echo server's (target: at least 0.9)", ratio(|round| round.per_second));
+    let ratio =
+        |of: fn(&Round) -> f64| median(pairs.iter().map(|(echo, webhook)| of(webhook) / of(echo)).collect());
+    println!(
+        "throughput: {:.2} of the echo server's (target: at least 0.9)",
+        ratio(|round| round.per_second)
+    );
     println!("p50:        {:.2} of the echo server's", ratio(|round| round.p50));
     println!("p99:        {:.2} of the echo server's (target: at most 1.2)", ratio(|round| round.p99));
     println!("CPU:        {:.2} of the echo server's per request", ratio(|round| round.cpu_per_request));
-    println!("memory:     {:.1} MiB at most (echo {:.1}; target: below 20)", webhook.peak_memory()?, echo.peak_memory()?);
+    println!(
+        "memory:     {:.1} MiB at most (echo {:.1}; target: below 20)",
+        webhook.peak_memory()?,
+        echo.peak_memory()?
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
 //! One review in process: bytes in, bytes out, for each review that a real API server sent. Target: below 20 µs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -31,7 +32,8 @@ fn snapshot() -> Snapshot {
 /// As the API server sends it: without white space.
 fn capture(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/captures/{name}.json", env!("CARGO_MANIFEST_DIR"));
-    let value: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("a capture")).expect("JSON");
+    let value: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("a capture")).expect("JSON");
     value.to_string().into_bytes()
 }
 

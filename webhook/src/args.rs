@@ -84,7 +84,13 @@ pub struct TlsArgs {
     #[arg(long, env = "GPU_MIGRATE_CLIENT_CA_FILE", value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
     /// Names that client certificates may carry; default: any.
-    #[arg(long = "client-name", env = "GPU_MIGRATE_CLIENT_NAMES", value_delimiter = ',', requires = "client_ca_file", value_name = "NAME")]
+    #[arg(
+        long = "client-name",
+        env = "GPU_MIGRATE_CLIENT_NAMES",
+        value_delimiter = ',',
+        requires = "client_ca_file",
+        value_name = "NAME"
+    )]
     pub client_names: Vec<String>,
 }
 
@@ -155,8 +161,14 @@ impl NameArgs {
     /// As the policies take them; `own_namespace` is never touched.
     #[must_use]
     pub fn settings(&self, own_namespace: &str) -> Settings {
-        let Self { opt_in_label, opt_out_label, project_label, legacy_resource, core_resource, memory_resource } =
-            self.clone();
+        let Self {
+            opt_in_label,
+            opt_out_label,
+            project_label,
+            legacy_resource,
+            core_resource,
+            memory_resource,
+        } = self.clone();
         let mut never = Settings::default().never;
         never.insert(own_namespace.to_owned());
         Settings {

@@ -245,10 +245,22 @@ mod tests {
         };
         for (spec, expected) in [
             (json!({"project": ""}), "spec.project: \"\": expected a label value"),
-            (json!({"project": "p", "rollout": {"percent": 101}}), "spec.rollout.percent: 101: expected 0 to 100"),
-            (json!({"project": "p", "convert": {"coresPerCard": 0}}), "spec.convert: cores: 0: expected 1 to 100"),
-            (json!({"project": "p", "convert": {"coresPerCard": 200}}), "spec.convert: cores: 200: expected 1 to 100"),
-            (json!({"project": "p", "convert": {"blocksPerCard": 0}}), "spec.convert: blocks: 0: expected at least 1"),
+            (
+                json!({"project": "p", "rollout": {"percent": 101}}),
+                "spec.rollout.percent: 101: expected 0 to 100",
+            ),
+            (
+                json!({"project": "p", "convert": {"coresPerCard": 0}}),
+                "spec.convert: cores: 0: expected 1 to 100",
+            ),
+            (
+                json!({"project": "p", "convert": {"coresPerCard": 200}}),
+                "spec.convert: cores: 200: expected 1 to 100",
+            ),
+            (
+                json!({"project": "p", "convert": {"blocksPerCard": 0}}),
+                "spec.convert: blocks: 0: expected at least 1",
+            ),
             (
                 json!({"project": "p", "convert": {"overrides": [{"blocksPerCard": 4}]}}),
                 "spec.convert.overrides[0]: no condition",
@@ -278,7 +290,10 @@ mod tests {
         }}))
         .unwrap();
         let edits = scheduling(&spec).unwrap();
-        assert_eq!((edits.selector_remove, edits.toleration_add), (vec!["a".into(), "b".into()], vec![toleration]));
+        assert_eq!(
+            (edits.selector_remove, edits.toleration_add),
+            (vec!["a".into(), "b".into()], vec![toleration])
+        );
     }
 
     #[test]

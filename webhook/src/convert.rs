@@ -72,7 +72,8 @@ impl Conversion {
     /// The ratio for a container of a pod that is bound to cards of `product`.
     #[must_use]
     pub fn ratio(&self, container: &str, product: Option<&str>) -> Ratio {
-        let fits = |wanted: &Option<String>, have: Option<&str>| wanted.is_none() || wanted.as_deref() == have;
+        let fits =
+            |wanted: &Option<String>, have: Option<&str>| wanted.is_none() || wanted.as_deref() == have;
         let mut ratio = self.base;
         for layer in &self.overrides {
             if fits(&layer.product, product) && fits(&layer.container, Some(container)) {
@@ -87,7 +88,11 @@ impl Conversion {
     ///
     /// # Errors
     /// A request that makes no sense, or shares that no card can give: the container cannot be converted.
-    pub fn convert(&self, container: &ContainerView<'_>, product: Option<&str>) -> Result<Conversions, AskError> {
+    pub fn convert(
+        &self,
+        container: &ContainerView<'_>,
+        product: Option<&str>,
+    ) -> Result<Conversions, AskError> {
         let name = container.name.as_str();
         let mut result = Conversions::default();
         let (mut cores, mut blocks) = (0_u64, 0_u64);
@@ -226,12 +231,14 @@ mod tests {
     #[test]
     fn several_cards_share_only_where_the_policy_says_so() {
         let container: ContainerView<'_> =
-            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"4"}}}"#).unwrap();
+            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"4"}}}"#)
+                .unwrap();
         let policy = Conversion { share_multi_card: true, ..conversion() };
         let result = policy.convert(&container, None).unwrap();
         assert_eq!((result.cores, result.blocks), (200, 84));
         let three: ContainerView<'_> =
-            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"3"}}}"#).unwrap();
+            serde_json::from_str(r#"{"name":"infer","resources":{"limits":{"nvidia.com/gpu":"3"}}}"#)
+                .unwrap();
         let error = policy.convert(&three, None).unwrap_err().to_string();
         assert!(error.contains("150") && error.contains("multiple of 100"), "{error}");
     }

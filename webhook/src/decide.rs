@@ -207,7 +207,8 @@ fn governing<'p>(
 ) -> Result<&'p Policy, Box<Rewrite>> {
     let keys = &policies.settings().labels;
     let skip = |skip| Err(Box::new(Rewrite::skipped(skip)));
-    let namespace_label = |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    let namespace_label =
+        |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
     let opted_in = facts.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
     if !opted_in || policies.settings().never.contains(facts.namespace) {
         return skip(Skip::NotOptedIn);
@@ -269,13 +270,14 @@ fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite 
     edits.drop_stale_choice();
     left.into_iter().for_each(|text| edits.warn(text));
     let (patch, warnings) = edits.finish();
-    let changes = conversions.iter().filter(|(_, _, to)| to.converts()).map(|(place, container, to)| Change {
-        container: container.name.as_str().to_owned(),
-        init: place.init,
-        cards: to.cards,
-        cores: to.cores,
-        blocks: to.blocks,
-    });
+    let changes =
+        conversions.iter().filter(|(_, _, to)| to.converts()).map(|(place, container, to)| Change {
+            container: container.name.as_str().to_owned(),
+            init: place.init,
+            cards: to.cards,
+            cores: to.cores,
+            blocks: to.blocks,
+        });
     let mut rewrite = Rewrite::untouched(Outcome::Converted);
     rewrite.changes = changes.collect();
     rewrite.warnings = warnings;
@@ -300,7 +302,10 @@ fn unconvertible(policy: &Policy, why: &str) -> Rewrite {
     let mut rewrite = Rewrite::untouched(Outcome::Unconvertible(why.to_owned()));
     rewrite.audit.push(("unconvertible", why.to_owned()));
     if policy.deny_unconvertible {
-        rewrite.deny = Some(format!("gpu-migrate: policy {} refuses what it cannot convert: {why}", policy.reference.name));
+        rewrite.deny = Some(format!(
+            "gpu-migrate: policy {} refuses what it cannot convert: {why}",
+            policy.reference.name
+        ));
     } else {
         rewrite.warnings.push(format!("not converted: {why}"));
     }
@@ -320,7 +325,8 @@ fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite 
     }
     edits.drop_stale_choice();
     if pod.containers().any(|(_, container)| asks(container, &policy.conversion.dialect.legacy)) {
-        edits.warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
+        edits
+            .warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
     }
     guard_only(edits, pod, facts, policy, Skip::AlreadyShared)
 }
@@ -355,7 +361,8 @@ fn finish(mut rewrite: Rewrite, policy: &Policy) -> Rewrite {
             rewrite.would = std::mem::replace(&mut rewrite.patch, Patch(Vec::new()));
             rewrite.warnings = vec![summary(policy, "(Audit) would convert", &rewrite.changes)];
         } else if let Outcome::Unconvertible(why) = &rewrite.outcome {
-            rewrite.warnings = vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
+            rewrite.warnings =
+                vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
         }
     }
     for warning in &mut rewrite.warnings {
@@ -388,7 +395,8 @@ fn describe(changes: &[Change]) -> String {
 const LONGEST_WARNING: usize = 120;
 
 fn shorten(text: &str) -> String {
-    let text = if text.starts_with("gpu-migrate: ") { text.to_owned() } else { format!("gpu-migrate: {text}") };
+    let text =
+        if text.starts_with("gpu-migrate: ") { text.to_owned() } else { format!("gpu-migrate: {text}") };
     if text.chars().count() <= LONGEST_WARNING {
         return text;
     }
@@ -397,7 +405,10 @@ fn shorten(text: &str) -> String {
 }
 
 fn guards(facts: &Facts<'_>) -> bool {
-    facts.namespace_labels.and_then(|labels| labels.get(names::VOID_GUARD)).is_some_and(|value| value == "true")
+    facts
+        .namespace_labels
+        .and_then(|labels| labels.get(names::VOID_GUARD))
+        .is_some_and(|value| value == "true")
 }
 
 /// Devices that come through dynamic resource allocation.

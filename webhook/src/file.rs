@@ -21,7 +21,9 @@ pub enum PolicyFileError {
     #[error("not YAML: {0}")]
     Yaml(String),
     /// Not what a policy file holds.
-    #[error("document {document}: kind {kind}: expected GPUMigration of gpu-migrate.io/v1alpha1 or Namespace of v1")]
+    #[error(
+        "document {document}: kind {kind}: expected GPUMigration of gpu-migrate.io/v1alpha1 or Namespace of v1"
+    )]
     Kind {
         /// Which document.
         document: usize,
@@ -39,7 +41,9 @@ pub enum PolicyFileError {
         source: FieldError,
     },
     /// A label that is no string.
-    #[error("document {document} (Namespace {name}): metadata.labels: {key}: {value}: expected a string: \"{value}\"")]
+    #[error(
+        "document {document} (Namespace {name}): metadata.labels: {key}: {value}: expected a string: \"{value}\""
+    )]
     Label {
         /// Which document.
         document: usize,
@@ -84,7 +88,8 @@ impl PolicyFile {
         let name = text("/metadata/name").to_owned();
         match (text("/apiVersion"), text("/kind")) {
             ("v1", "Namespace") => {
-                let labels = value.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
+                let labels =
+                    value.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
                 let texts = labels.map(|(key, value)| match value.as_str() {
                     Some(text) => Ok((key.clone(), text.to_owned())),
                     None => Err(PolicyFileError::Label {
@@ -149,7 +154,10 @@ metadata: {name: team-a, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.i
         for (text, expected) in [
             ("a: [", "not YAML"),
             ("kind: Pod\napiVersion: v1\n", "document 1: kind \"Pod\" of \"v1\": expected GPUMigration"),
-            (&GOOD.replace("mode: Enforce", "mod: Enforce"), "document 1 (GPUMigration danlu): unknown field: spec.mod"),
+            (
+                &GOOD.replace("mode: Enforce", "mod: Enforce"),
+                "document 1 (GPUMigration danlu): unknown field: spec.mod",
+            ),
             (&GOOD.replace("Enforce", "Enforced"), "(GPUMigration danlu): spec.mode: unknown variant"),
             (&GOOD.replace("\"true\"", "true"), "gpu-migrate.io/opt-in: true: expected a string: \"true\""),
             (&format!("{GOOD}---{GOOD}"), "a second GPUMigration danlu"),

@@ -112,7 +112,9 @@ async fn review(context: &Context, request: Request) -> Result<Response, Rejecti
     let answered = catch_unwind(AssertUnwindSafe(|| (context.answer)(&body, &snapshot)));
     let answer = match answered {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return Err(Rejection::new(StatusCode::BAD_REQUEST, "malformed", error.to_string())),
+        Ok(Err(error)) => {
+            return Err(Rejection::new(StatusCode::BAD_REQUEST, "malformed", error.to_string()));
+        }
         Err(_) => {
             let message = "a fault in gpu-migrate-webhook; its log says where";
             return Err(Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "panic", message));

@@ -167,7 +167,9 @@ impl Policies {
     /// Names of the other policies that claim exactly the same pods as `name`: every one of these is a conflict.
     #[must_use]
     pub fn rivals(&self, name: &str) -> Vec<&str> {
-        let Some(policy) = self.iter().find(|policy| policy.reference.name == name) else { return Vec::new() };
+        let Some(policy) = self.iter().find(|policy| policy.reference.name == name) else {
+            return Vec::new();
+        };
         let same = |other: &&Policy| {
             other.reference.name != name
                 && other.project == policy.project
@@ -176,7 +178,8 @@ impl Policies {
                 && other.mode != Mode::Off
                 && policy.mode != Mode::Off
         };
-        let mut rivals: Vec<_> = self.iter().filter(same).map(|other| other.reference.name.as_str()).collect();
+        let mut rivals: Vec<_> =
+            self.iter().filter(same).map(|other| other.reference.name.as_str()).collect();
         rivals.sort_unstable();
         rivals
     }

@@ -146,7 +146,9 @@ impl Registration {
     pub fn admission_policy(&self, refuse: bool) -> [Value; 2] {
         let actions = if refuse { json!(["Deny"]) } else { json!(["Warn", "Audit"]) };
         let legacy = &self.settings.dialect.legacy;
-        let message = format!("this pod asks for {legacy}, but its namespace is opted in to shares: it was not converted");
+        let message = format!(
+            "this pod asks for {legacy}, but its namespace is opted in to shares: it was not converted"
+        );
         let policy = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingAdmissionPolicy",

@@ -51,7 +51,8 @@ impl Registrar {
 
     /// Applies on every change of the configuration, the CAs or the policies, and once a minute.
     pub async fn run(mut self, stop: CancellationToken) {
-        let kind = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration");
+        let kind =
+            GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration");
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &ApiResource::from_gvk(&kind));
         let mut bundle = self.certs.bundle();
         let mut events = pin!(kube::runtime::watcher::watch_object(api.clone(), NAME));
@@ -64,7 +65,8 @@ impl Registrar {
                     RETRY
                 }
             };
-            self.registered.send_if_modified(|old| std::mem::replace(old, applied.is_ok()) != applied.is_ok());
+            self.registered
+                .send_if_modified(|old| std::mem::replace(old, applied.is_ok()) != applied.is_ok());
             tokio::select! {
                 () = stop.cancelled() => return,
                 event = events.next() => match event {

@@ -20,7 +20,8 @@ pub struct RestoreError {
 /// # Errors
 /// [`RestoreError`] when the annotation does not parse; the pod is unchanged then.
 pub fn restore(pod: &mut Value) -> Result<bool, RestoreError> {
-    let recorded = pod.get("metadata").and_then(|m| m.get("annotations")).and_then(|a| a.get(names::ORIGINAL));
+    let recorded =
+        pod.get("metadata").and_then(|m| m.get("annotations")).and_then(|a| a.get(names::ORIGINAL));
     let Some(recorded) = recorded.and_then(Value::as_str) else { return Ok(false) };
     let original: Original =
         serde_json::from_str(recorded).map_err(|e| RestoreError { reason: e.to_string() })?;
@@ -119,7 +120,8 @@ mod tests {
 
     #[test]
     fn a_broken_record_changes_nothing_and_says_so() {
-        let mut pod = json!({"metadata": {"annotations": {"gpu-migrate.io/original": "{\"policy\":1}"}}, "spec": {}});
+        let mut pod =
+            json!({"metadata": {"annotations": {"gpu-migrate.io/original": "{\"policy\":1}"}}, "spec": {}});
         let before = pod.clone();
         let error = restore(&mut pod).unwrap_err().to_string();
         assert!(error.contains("gpu-migrate.io/original") && error.contains("expected a string"), "{error}");

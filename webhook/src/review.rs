@@ -163,7 +163,8 @@ fn undecided(body: &[u8], error: serde_json::Error) -> Result<Answer, ReviewErro
     match concerns_us(&request) {
         Err(outcome) => admitted(&request, outcome, &[]),
         Ok(()) => {
-            let text: String = format!("gpu-migrate: left alone: not a pod: {error}").chars().take(120).collect();
+            let text: String =
+                format!("gpu-migrate: left alone: not a pod: {error}").chars().take(120).collect();
             admitted(&request, "malformed_object", &[text])
         }
     }
@@ -191,7 +192,8 @@ fn accepted<'a, O>(review: Review<'a, O>) -> Result<Request<'a, O>, ReviewError>
 /// Only the creation of pods; the word says what it is instead.
 fn concerns_us<O>(request: &Request<'_, O>) -> Result<(), &'static str> {
     let Resource { group, resource } = &request.resource;
-    if resource.as_str() != "pods" || !group.as_str().is_empty() || !request.sub_resource.as_str().is_empty() {
+    if resource.as_str() != "pods" || !group.as_str().is_empty() || !request.sub_resource.as_str().is_empty()
+    {
         return Err("not_a_pod");
     }
     if request.operation.as_str() != "CREATE" { Err("not_create") } else { Ok(()) }

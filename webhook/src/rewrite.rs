@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::convert::Conversions;
 use crate::original::{ContainerOriginal, ListEdit, Original};
 use crate::policy::{Policy, Scheduling};
-use crate::view::{Amount, ContainerView, Pairs, Place, PodView};
+use crate::view::{Amount, ContainerView, Pairs, Place, PodView, Text};
 
 /// Collects the operations of one patch and the record that undoes them.
 pub(crate) struct Edits<'p, 'a> {
@@ -62,7 +62,8 @@ impl<'p, 'a> Edits<'p, 'a> {
             for (name, amount) in gained {
                 if held && amount > 0 {
                     former.insert(name.clone(), map.get(name).map_or(Value::Null, Amount::to_value));
-                    self.operations.push(add(&at(place, &["resources", field, name]), amount.to_string().into()));
+                    self.operations
+                        .push(add(&at(place, &["resources", field, name]), amount.to_string().into()));
                 }
             }
         }
@@ -118,14 +119,14 @@ impl<'p, 'a> Edits<'p, 'a> {
         } = &self.policy.scheduling;
         let spec = &self.pod.spec;
         if let Some(wanted) = scheduler_name {
-            let former = spec.scheduler_name.as_ref().map(|name| name.as_str());
+            let former = spec.scheduler_name.as_ref().map(Text::as_str);
             if let Some(other) = former.filter(|name| !["", "default-scheduler", wanted].contains(name)) {
                 self.warn(format!("schedulerName {other} was replaced by {wanted}"));
             }
             self.set_field("schedulerName", former, wanted);
         }
         if let Some(wanted) = runtime_class_name {
-            self.set_field("runtimeClassName", spec.runtime_class_name.as_ref().map(|name| name.as_str()), wanted);
+            self.set_field("runtimeClassName", spec.runtime_class_name.as_ref().map(Text::as_str), wanted);
         }
         self.edit_selector(selector_remove, selector_set);
         self.edit_tolerations(toleration_remove, toleration_add);
@@ -145,7 +146,7 @@ impl<'p, 'a> Edits<'p, 'a> {
     fn edit_selector(&mut self, remove_keys: &[String], set: &std::collections::BTreeMap<String, String>) {
         let pod = self.pod;
         let current = pod.spec.node_selector.as_ref();
-        let former = |key: &str| current.and_then(|map| map.get(key)).map(|value| value.as_str());
+        let former = |key: &str| current.and_then(|map| map.get(key)).map(Text::as_str);
         let changed = |(key, value): &(&String, &String)| former(key) != Some(value.as_str());
         let sets: Vec<_> = set.iter().filter(changed).collect();
         for key in remove_keys.iter().filter(|key| !set.contains_key(*key)) {
@@ -163,7 +164,8 @@ impl<'p, 'a> Edits<'p, 'a> {
         }
         if current.is_none() {
             self.original.node_selector.created = true;
-            let map: Map<String, Value> = sets.iter().map(|(k, v)| ((*k).clone(), v.as_str().into())).collect();
+            let map: Map<String, Value> =
+                sets.iter().map(|(k, v)| ((*k).clone(), v.as_str().into())).collect();
             self.operations.push(add(&["spec", "nodeSelector"], map.into()));
         } else {
             for (key, value) in sets {
@@ -184,8 +186,11 @@ impl<'p, 'a> Edits<'p, 'a> {
         };
         let entries = current.iter().flatten().cloned().enumerate();
         let removed: Vec<_> = entries.filter(|(_, entry)| keyed(entry)).collect();
-        let added: Vec<Value> =
-            wanted.iter().filter(|entry| !current.iter().flatten().any(|has| has == *entry)).cloned().collect();
+        let added: Vec<Value> = wanted
+            .iter()
+            .filter(|entry| !current.iter().flatten().any(|has| has == *entry))
+            .cloned()
+            .collect();
         self.original.tolerations.removed =
             self.remove_entries(|index| vec!["spec".into(), "tolerations".into(), index.into()], removed);
         if current.is_none() && !added.is_empty() {

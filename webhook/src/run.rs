@@ -1,6 +1,7 @@
 //! Puts the program together and runs it until a signal.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Args, LimitArgs, RegistrationArgs, TlsArgs};
@@ -56,67 +57,44 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let mut tasks = Tasks::new(stop.clone());
 
-    let listed = match (policy_file, &client) {
-        (Some(path), _) => {
-            let source = FileSource::open(&path, store.clone())?;
-            tasks.spawn("policy file", source.run(stop.clone()));
-            None
-        }
-        (None, Some(client)) => {
-            let source = ClusterSource::new(client.clone(), store.clone());
-            let listed = source.listed();
-            tasks.spawn("watches", source.run(stop.clone()));
-            Some(listed)
-        }
-        (None, None) => bail!("--policy-file or a cluster is needed"),
-    };
-
+    let listed = follow_policies(&mut tasks, policy_file, client.clone(), &store)?;
     let address = address(&registration, &namespace);
     let identity = identity.unwrap_or_else(own_name);
     let (certs, keeper) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
     certs.register_metrics(registry.sub_registry_with_prefix(PREFIX));
     tasks.spawn("certificates", keeper.run(stop.clone()));
+    let wanted = Registration { settings, ..Registration::new(address, &namespace) };
+    let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
 
-    let registered = match client {
-        Some(client) if registration.register => {
-            let wanted = Registration { settings, ..Registration::new(address, &namespace) };
-            let wanted = Registration { timeout_seconds: registration.timeout_seconds, ..wanted };
-            let registrar =
-                Registrar::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
-            let registered = registrar.registered();
-            tasks.spawn("registration", registrar.run(stop.clone()));
-            Some(registered)
-        }
-        Some(client) if registration.inject_ca => {
-            let injector = Injector::new(client, Kind::Mutating, NAME, certs.clone());
-            let registered = injector.registered();
-            tasks.spawn("caBundle", injector.run(stop.clone()));
-            Some(registered)
-        }
-        _ => None,
-    };
-
-    let context = Context::new(store.snapshot(), metrics.clone(), limits.max_in_flight);
+    let context = Context::new(store.snapshot(), metrics, limits.max_in_flight);
     let readiness = readiness(context.clone(), certs.clone(), listed, registered);
-    let status_stop = CancellationToken::new();
     if !metrics_bind.is_empty() {
         let at: SocketAddr = metrics_bind
             .parse()
             .with_context(|| format!("--metrics-bind {metrics_bind:?}: expected ADDRESS:PORT or nothing"))?;
-        let listener = listen(at).await?;
-        let router = http::status(readiness, Arc::new(registry));
-        let service = TowerToHyperService::new(router);
-        let bounds = Limits { drain: Duration::from_secs(1), connections: 64, ..Limits::default() };
-        tasks.spawn("status", serve::serve(listener, None, service, bounds, status_stop.clone()));
+        let service = TowerToHyperService::new(http::status(readiness, Arc::new(registry)));
+        let bounds = Limits { connections: 64, ..Limits::default() };
+        // Probes are answered to the very end.
+        let never = CancellationToken::new();
+        tasks.spawn("status", serve::serve(listen(at).await?, None, service, bounds, never));
     }
     let clients = tls.client_ca_file.map(|ca_file| ClientAuth { ca_file, names: tls.client_names });
     let config = certs.server_config(clients.as_ref())?;
-    let listener = listen(bind).await?;
     let service = TowerToHyperService::new(http::webhook(context.clone()));
     let LimitArgs { max_in_flight: _, max_connections, drain_delay, drain_timeout } = limits;
     let bounds = Limits { connections: max_connections, drain: drain_timeout, ..Limits::default() };
-    let server = tokio::spawn(serve::serve(listener, Some(config), service, bounds, stop.clone()));
+    let server = serve::serve(listen(bind).await?, Some(config), service, bounds, stop);
+    until_drained(tasks, tokio::spawn(server), &context, drain_delay).await
+}
 
+/// Waits for a signal, or for the end of a task that should not end, and leaves in order: not ready any more, still
+/// accepting while endpoints propagate, then finishing what is in flight. A second signal aborts.
+async fn until_drained(
+    mut tasks: Tasks,
+    server: JoinHandle<()>,
+    context: &Context,
+    drain_delay: Duration,
+) -> anyhow::Result<()> {
     let ended = tasks.until_signal().await;
     context.leaving.store(true, Ordering::Relaxed);
     if ended.is_ok() {
@@ -126,13 +104,61 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             () = signalled() => bail!("aborted by a second signal"),
         }
     }
-    stop.cancel();
+    tasks.stop.cancel();
     tokio::select! {
-        _ = server => {}
+        _ = server => ended,
         () = signalled() => bail!("aborted by a second signal"),
     }
-    status_stop.cancel();
-    ended
+}
+
+/// Starts to follow the policies; says, where they are watched, when all are listed.
+fn follow_policies(
+    tasks: &mut Tasks,
+    file: Option<PathBuf>,
+    client: Option<Client>,
+    store: &Store,
+) -> anyhow::Result<Option<Listed>> {
+    let stop = tasks.stop.clone();
+    match (file, client) {
+        (Some(path), _) => {
+            tasks.spawn("policy file", FileSource::open(&path, store.clone())?.run(stop));
+            Ok(None)
+        }
+        (None, Some(client)) => {
+            let source = ClusterSource::new(client, store.clone());
+            let listed = source.listed();
+            tasks.spawn("watches", source.run(stop));
+            Ok(Some(listed))
+        }
+        (None, None) => bail!("--policy-file or a cluster is needed"),
+    }
+}
+
+/// Starts to keep the webhook configuration, or only its caBundle, where that was asked for.
+fn register(
+    tasks: &mut Tasks,
+    args: &RegistrationArgs,
+    client: Option<Client>,
+    wanted: Registration,
+    certs: &Certs,
+    store: &Store,
+) -> Option<watch::Receiver<bool>> {
+    let client = client?;
+    let stop = tasks.stop.clone();
+    if args.register {
+        let wanted = Registration { timeout_seconds: args.timeout_seconds, ..wanted };
+        let registrar = Registrar::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
+        let registered = registrar.registered();
+        tasks.spawn("registration", registrar.run(stop));
+        return Some(registered);
+    }
+    if args.inject_ca {
+        let injector = Injector::new(client, Kind::Mutating, NAME, certs.clone());
+        let registered = injector.registered();
+        tasks.spawn("caBundle", injector.run(stop));
+        return Some(registered);
+    }
+    None
 }
 
 fn needs_cluster(tls: &TlsArgs, registration: &RegistrationArgs) -> bool {
@@ -141,7 +167,9 @@ fn needs_cluster(tls: &TlsArgs, registration: &RegistrationArgs) -> bool {
 
 async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
     let Some(path) = kubeconfig else {
-        return Client::try_default().await.context("no cluster: set --kubeconfig, or --policy-file and --tls-dir");
+        return Client::try_default()
+            .await
+            .context("no cluster: set --kubeconfig, or --policy-file and --tls-dir");
     };
     let read = Kubeconfig::read_from(path).with_context(|| format!("--kubeconfig {}", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
@@ -177,7 +205,9 @@ fn names(address: &Address, bind: SocketAddr, more: &[String]) -> Vec<String> {
         }
         Address::Url(url) => {
             let host = url.parse::<::http::Uri>().ok();
-            host.and_then(|uri| uri.host().map(|h| h.trim_matches(['[', ']']).to_owned())).into_iter().collect()
+            host.and_then(|uri| uri.host().map(|h| h.trim_matches(['[', ']']).to_owned()))
+                .into_iter()
+                .collect()
         }
     };
     names.extend(["localhost", "127.0.0.1", "::1"].map(str::to_owned));
@@ -269,7 +299,8 @@ impl Tasks {
 
 /// The next SIGTERM or SIGINT.
 async fn signalled() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         return std::future::pending().await;
     };
     tokio::select! {

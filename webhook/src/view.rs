@@ -172,7 +172,8 @@ impl<'a> ContainerView<'a> {
     #[must_use]
     pub fn amounts(&self, resource: &str) -> (Option<&Amount<'a>>, Option<&Amount<'a>>) {
         let Some(resources) = &self.resources else { return (None, None) };
-        let find = |map: &'_ Option<Pairs<'a, Amount<'a>>>| map.as_ref().and_then(|map| map.position(resource));
+        let find =
+            |map: &'_ Option<Pairs<'a, Amount<'a>>>| map.as_ref().and_then(|map| map.position(resource));
         let limit = find(&resources.limits).and_then(|i| resources.limits.as_ref().map(|m| &m.0[i].1));
         let request = find(&resources.requests).and_then(|i| resources.requests.as_ref().map(|m| &m.0[i].1));
         (limit, request)

@@ -1,4 +1,5 @@
 //! The HTTP face, without a port: what the API server really sent, and what it must never send.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -52,7 +53,9 @@ fn capture(name: &str) -> Value {
 }
 
 fn patched(review: &Value, answer: &Value) -> Value {
-    let patch = base64::engine::general_purpose::STANDARD.decode(answer["response"]["patch"].as_str().unwrap()).unwrap();
+    let patch = base64::engine::general_purpose::STANDARD
+        .decode(answer["response"]["patch"].as_str().unwrap())
+        .unwrap();
     assert_eq!(answer["response"]["patchType"], "JSONPatch");
     let mut pod = review["request"]["object"].clone();
     let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
@@ -64,8 +67,16 @@ fn patched(review: &Value, answer: &Value) -> Value {
 async fn what_a_real_api_server_sent_is_converted() {
     let context = context(json!({}));
     for name in [
-        "bare-pod", "bare-pod-generateName", "deployment", "job", "statefulset", "daemonset", "dry-run",
-        "init-containers", "kubectl-run-overrides", "limits-and-requests",
+        "bare-pod",
+        "bare-pod-generateName",
+        "deployment",
+        "job",
+        "statefulset",
+        "daemonset",
+        "dry-run",
+        "init-containers",
+        "kubectl-run-overrides",
+        "limits-and-requests",
     ] {
         let review = capture(name);
         let before = review["request"]["object"]["spec"].to_string();
@@ -78,7 +89,10 @@ async fn what_a_real_api_server_sent_is_converted() {
         assert_eq!(answer["response"]["allowed"], true, "{name}");
         assert_eq!(answer["response"]["auditAnnotations"]["policy"], "p@1", "{name}");
         let spec = patched(&review, &answer)["spec"].to_string();
-        assert!(!spec.contains("\"nvidia.com/gpu\"") && spec.contains("\"tencent.com/vcuda-core\""), "{name}: {spec}");
+        assert!(
+            !spec.contains("\"nvidia.com/gpu\"") && spec.contains("\"tencent.com/vcuda-core\""),
+            "{name}: {spec}"
+        );
     }
     let reviews = |outcome| {
         let label = gpu_migrate_webhook::metrics::OutcomeLabel { outcome };
@@ -97,22 +111,32 @@ async fn a_review_that_does_not_concern_us_is_admitted_as_it_is() {
     };
     for (name, body) in [
         ("update", review(|request| request["operation"] = json!("UPDATE"))),
-        ("delete", review(|request| {
-            request["operation"] = json!("DELETE");
-            request["object"] = Value::Null;
-        })),
+        (
+            "delete",
+            review(|request| {
+                request["operation"] = json!("DELETE");
+                request["object"] = Value::Null;
+            }),
+        ),
         ("another kind", review(|request| request["resource"]["resource"] = json!("deployments"))),
-        ("another kind of another form", review(|request| {
-            request["resource"] = json!({"group": "apps", "version": "v1", "resource": "deployments"});
-            request["object"] = json!({"spec": {"containers": "none"}});
-        })),
+        (
+            "another kind of another form",
+            review(|request| {
+                request["resource"] = json!({"group": "apps", "version": "v1", "resource": "deployments"});
+                request["object"] = json!({"spec": {"containers": "none"}});
+            }),
+        ),
         ("another group", review(|request| request["resource"]["group"] = json!("metrics.k8s.io"))),
         ("a subresource", review(|request| request["subResource"] = json!("ephemeralcontainers"))),
         ("a namespace that is not opted in", review(|request| request["namespace"] = json!("other"))),
     ] {
         let (status, answer) = send(&context, post(body)).await;
         let uid = &capture("bare-pod")["request"]["uid"];
-        assert_eq!((status, &answer["response"]), (StatusCode::OK, &json!({"uid": uid, "allowed": true})), "{name}");
+        assert_eq!(
+            (status, &answer["response"]),
+            (StatusCode::OK, &json!({"uid": uid, "allowed": true})),
+            "{name}"
+        );
     }
 }
 
@@ -124,14 +148,17 @@ async fn a_pod_that_does_not_parse_stays_legacy_with_a_warning() {
     assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(true)));
     assert!(answer["response"].get("patch").is_none());
     let warning = answer["response"]["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("not a pod: invalid type: string \"all of them\"") && warning.chars().count() <= 120);
+    assert!(
+        warning.contains("not a pod: invalid type: string \"all of them\"") && warning.chars().count() <= 120
+    );
 }
 
 #[tokio::test]
 async fn a_denial_is_an_answer() {
     let mut review = capture("bare-pod");
     for map in ["limits", "requests"] {
-        review["request"]["object"]["spec"]["containers"][0]["resources"][map] = json!({"nvidia.com/gpu": "1500m"});
+        review["request"]["object"]["spec"]["containers"][0]["resources"][map] =
+            json!({"nvidia.com/gpu": "1500m"});
     }
     let (status, answer) = send(&context(json!({"onUnconvertible": "Deny"})), post(review.to_string())).await;
     assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(false)));
@@ -150,7 +177,8 @@ async fn bad_bodies_get_a_proper_answer() {
     };
     let nested = |open: &str, close: &str| (open.repeat(100_000) + &close.repeat(100_000)).into_bytes();
     let in_object = edited(&|review| review["request"]["object"]["spec"]["nodeName"] = json!("@@"));
-    let in_object = String::from_utf8(in_object).unwrap().replace("\"@@\"", &"[".repeat(100_000)).into_bytes();
+    let in_object =
+        String::from_utf8(in_object).unwrap().replace("\"@@\"", &"[".repeat(100_000)).into_bytes();
     for (name, body, status, expected) in [
         ("empty", Vec::new(), 400, "empty body"),
         ("not JSON", b"hello".to_vec(), 400, "not an AdmissionReview"),
@@ -162,9 +190,24 @@ async fn bad_bodies_get_a_proper_answer() {
         ("nested in the pod", in_object, 400, "not an AdmissionReview"),
         ("an array", b"[]".to_vec(), 400, "not an AdmissionReview"),
         ("null", b"null".to_vec(), 400, "not an AdmissionReview"),
-        ("another kind", edited(&|review| review["kind"] = json!("Pod")), 400, "kind: \"Pod\": expected AdmissionReview"),
-        ("an old version", edited(&|r| r["apiVersion"] = json!("admission.k8s.io/v1beta1")), 400, "apiVersion"),
-        ("no request", edited(&|review| review["request"] = Value::Null), 400, "request: \"\": expected an object"),
+        (
+            "another kind",
+            edited(&|review| review["kind"] = json!("Pod")),
+            400,
+            "kind: \"Pod\": expected AdmissionReview",
+        ),
+        (
+            "an old version",
+            edited(&|r| r["apiVersion"] = json!("admission.k8s.io/v1beta1")),
+            400,
+            "apiVersion",
+        ),
+        (
+            "no request",
+            edited(&|review| review["request"] = Value::Null),
+            400,
+            "request: \"\": expected an object",
+        ),
         ("a number as UID", edited(&|review| review["request"]["uid"] = json!(7)), 400, "expected a string"),
         ("no UID", edited(&|review| review["request"]["uid"] = json!("")), 400, "request.uid"),
     ] {
@@ -190,7 +233,12 @@ async fn the_largest_body_still_goes_through() {
 async fn wrong_paths_methods_and_content_types() {
     let context = context(json!({}));
     let request = |method: &str, path: &str, kind: &str| {
-        Request::builder().method(method).uri(path).header("content-type", kind).body(Body::from("{}")).unwrap()
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", kind)
+            .body(Body::from("{}"))
+            .unwrap()
     };
     for (request, expected) in [
         (request("POST", "/", "application/json"), 404),

@@ -1,4 +1,5 @@
 //! The program itself, as a process: start, a review over TLS, policy reload, drain, second signal.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
@@ -75,7 +76,8 @@ impl Program {
 
     async fn probe(&self, path: &str) -> Option<(u16, String)> {
         let stream = TcpStream::connect(self.status).await.ok()?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
         tokio::spawn(connection);
         let request = http::Request::get(path).header("host", "x").body(Full::new(Bytes::new())).unwrap();
         let response = sender.send_request(request).await.ok()?;
@@ -157,7 +159,10 @@ async fn it_serves_follows_its_policy_file_and_drains() {
     program.signal();
     let mut leaving = false;
     for _ in 0..100 {
-        leaving = program.probe("/readyz").await.is_some_and(|(code, text)| (code, text.as_str()) == (503, "leaving"));
+        leaving = program
+            .probe("/readyz")
+            .await
+            .is_some_and(|(code, text)| (code, text.as_str()) == (503, "leaving"));
         if leaving {
             break;
         }
@@ -209,7 +214,10 @@ fn a_bad_start_says_what_is_wrong() {
         (None, "policy.yaml"),
         (Some("kind: Pod\napiVersion: v1"), "document 1: kind \"Pod\""),
         (Some(&*POLICY.replace("project: p,", "projct: p,")), "spec"),
-        (Some(&*POLICY.replace("mode: Enforce", "rollout: {percent: 400}")), "spec.rollout.percent: 400: expected 0 to 100"),
+        (
+            Some(&*POLICY.replace("mode: Enforce", "rollout: {percent: 400}")),
+            "spec.rollout.percent: 400: expected 0 to 100",
+        ),
     ] {
         if let Some(text) = policy {
             std::fs::write(folder.path().join("policy.yaml"), text).unwrap();

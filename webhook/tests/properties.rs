@@ -1,11 +1,12 @@
 //! What holds for every pod: the patch applies, nothing legacy is left, sums convert exactly, a second run is empty,
 //! and the way back gives the pod as it was written.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use common::{Case, namespace, pod, policy};
-use gpu_migrate_webhook::review::{Snapshot, answer};
 use gpu_migrate_webhook::restore::restore;
+use gpu_migrate_webhook::review::{Snapshot, answer};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -57,7 +58,8 @@ fn container(name: String, ask: &Ask) -> Value {
 }
 
 fn tolerations() -> impl Strategy<Value = Value> {
-    let one = prop_oneof!["nvidia.com/gpu", "pool", "k"].prop_map(|key| json!({"key": key, "operator": "Exists"}));
+    let one =
+        prop_oneof!["nvidia.com/gpu", "pool", "k"].prop_map(|key| json!({"key": key, "operator": "Exists"}));
     prop::collection::vec(one, 0..4).prop_map(Value::Array)
 }
 
@@ -68,8 +70,13 @@ fn labels() -> impl Strategy<Value = Value> {
 
 fn annotations() -> impl Strategy<Value = Value> {
     let key = prop_oneof![
-        "own", "a/b", "tencent.com/predicate-gpu-idx-0", "tencent.com/predicate-node",
-        "tencent.com/gpu-assigned", "gpu-migrate.io/gpu-idx-c0", "scheduling.k8s.io/group-name",
+        "own",
+        "a/b",
+        "tencent.com/predicate-gpu-idx-0",
+        "tencent.com/predicate-node",
+        "tencent.com/gpu-assigned",
+        "gpu-migrate.io/gpu-idx-c0",
+        "scheduling.k8s.io/group-name",
     ];
     prop::collection::btree_map(key, "[a-z0-9]{0,4}", 0..4).prop_map(|map| json!(map))
 }
@@ -92,7 +99,9 @@ fn any_pod() -> impl Strategy<Value = (Value, Vec<Ask>)> {
         }
         spec["containers"] = json!(named("c", &app));
         let optional = [
-            ("tolerations", tolerations), ("nodeSelector", selector), ("schedulerName", scheduler.map(Value::from)),
+            ("tolerations", tolerations),
+            ("nodeSelector", selector),
+            ("schedulerName", scheduler.map(Value::from)),
         ];
         for (field, value) in optional {
             if let Some(value) = value {

@@ -1,4 +1,5 @@
 //! The webhook configuration and the backstop, as the API server gets them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use gpu_migrate_certs::Bundle;
 use gpu_migrate_webhook::register::{Address, Registration};
@@ -12,7 +13,9 @@ fn registration() -> Registration {
 #[test]
 fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
     let configuration = registration().mutating(None);
-    let [pods, guard] = configuration["webhooks"].as_array().unwrap().as_slice() else { panic!("two webhooks") };
+    let [pods, guard] = configuration["webhooks"].as_array().unwrap().as_slice() else {
+        panic!("two webhooks")
+    };
     for webhook in [pods, guard] {
         assert_eq!(webhook["failurePolicy"], "Ignore");
         assert_eq!(webhook["sideEffects"], "None");
@@ -44,14 +47,17 @@ fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
     assert_eq!(expression(&plain, 0), seen);
     assert_eq!(expression(&plain, 1), format!("!{seen}"), "whoever does not go to the one goes to the other");
     let mapped = Registration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..registration() };
-    let expected = "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
+    let expected =
+        "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
     assert!(expression(&mapped.mutating(None), 0).contains(expected));
 }
 
 #[test]
 fn the_address_and_the_bundle() {
     let bundle = Bundle("pem".into());
-    let client = |registration: Registration| registration.mutating(Some(&bundle))["webhooks"][1]["clientConfig"].clone();
+    let client = |registration: Registration| {
+        registration.mutating(Some(&bundle))["webhooks"][1]["clientConfig"].clone()
+    };
     let service = json!({"namespace": "gpu", "name": "webhook", "port": 443, "path": "/mutate"});
     assert_eq!(client(registration()), json!({"service": service, "caBundle": "cGVt"}));
     let url = Registration::new(Address::Url("https://127.0.0.1:9443/".into()), "gpu");
@@ -63,8 +69,16 @@ fn the_backstop_reports_or_refuses() {
     let [policy, binding] = registration().admission_policy(false);
     assert_eq!(binding["spec"]["validationActions"], json!(["Warn", "Audit"]));
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
-    assert_eq!(policy["spec"]["matchConstraints"]["namespaceSelector"]["matchLabels"]["gpu-migrate.io/opt-in"], "true");
-    assert!(policy["spec"]["validations"][0]["expression"].as_str().unwrap().starts_with("!(object.spec.containers"));
+    assert_eq!(
+        policy["spec"]["matchConstraints"]["namespaceSelector"]["matchLabels"]["gpu-migrate.io/opt-in"],
+        "true"
+    );
+    assert!(
+        policy["spec"]["validations"][0]["expression"]
+            .as_str()
+            .unwrap()
+            .starts_with("!(object.spec.containers")
+    );
     let [_, binding] = registration().admission_policy(true);
     assert_eq!(binding["spec"]["validationActions"], json!(["Deny"]));
 }

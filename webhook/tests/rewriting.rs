@@ -1,4 +1,5 @@
 //! What happens to a pod, clause by clause: one table, each row a pod, a policy and what must come out.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -43,13 +44,17 @@ fn limits_and_requests_in_every_combination() {
     // Both, and other resources beside them stay.
     let mixed = json!({"limits": {"nvidia.com/gpu": "1", "cpu": "2"}, "requests": {"nvidia.com/gpu": "1", "memory": "1Gi"}});
     let done = Case::one(mixed).run();
-    let (mut limits, mut requests) = (shares("100", "42")["limits"].clone(), shares("100", "42")["requests"].clone());
+    let (mut limits, mut requests) =
+        (shares("100", "42")["limits"].clone(), shares("100", "42")["requests"].clone());
     (limits["cpu"], requests["memory"]) = (json!("2"), json!("1Gi"));
     assert_eq!(done.resources(), json!({"limits": limits, "requests": requests}));
     // Requests alone, and unequal ones: Kubernetes refuses these; so they stay, and the warning names the field.
     for (resources, expected) in [
         (json!({"requests": limit}), "limits.nvidia.com/gpu is not set"),
-        (json!({"limits": limit, "requests": {"nvidia.com/gpu": "2"}}), "requests.nvidia.com/gpu is 2 but limits"),
+        (
+            json!({"limits": limit, "requests": {"nvidia.com/gpu": "2"}}),
+            "requests.nvidia.com/gpu is 2 but limits",
+        ),
     ] {
         let done = Case::one(resources).run();
         assert_eq!(done.outcome, "unconvertible");
@@ -66,20 +71,56 @@ fn who_is_left_alone() {
         pod
     };
     for (name, case, expected) in [
-        ("namespace not opted in", Case::new(whole()).namespace(json!({"gpu-migrate.io/project": "p"})), "not_opted_in"),
-        ("opted in with another value", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "yes"})), "not_opted_in"),
+        (
+            "namespace not opted in",
+            Case::new(whole()).namespace(json!({"gpu-migrate.io/project": "p"})),
+            "not_opted_in",
+        ),
+        (
+            "opted in with another value",
+            Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "yes"})),
+            "not_opted_in",
+        ),
         ("the system's namespace", Case::new(whole()).named("kube-system"), "not_opted_in"),
-        ("pod opted out", Case::new(with("/metadata/labels/gpu-migrate.io~1opt-out", json!("true"))), "opted_out"),
+        (
+            "pod opted out",
+            Case::new(with("/metadata/labels/gpu-migrate.io~1opt-out", json!("true"))),
+            "opted_out",
+        ),
         ("bound", Case::new(with("/spec/nodeName", json!("n1"))), "bound"),
-        ("mirror", Case::new(with("/metadata/annotations/kubernetes.io~1config.mirror", json!("x"))), "mirror"),
-        ("static", Case::new(with("/metadata/annotations/kubernetes.io~1config.source", json!("file"))), "mirror"),
+        (
+            "mirror",
+            Case::new(with("/metadata/annotations/kubernetes.io~1config.mirror", json!("x"))),
+            "mirror",
+        ),
+        (
+            "static",
+            Case::new(with("/metadata/annotations/kubernetes.io~1config.source", json!("file"))),
+            "mirror",
+        ),
         ("no project", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "true"})), "no_project"),
-        ("another project", Case::new(with("/metadata/labels/gpu-migrate.io~1project", json!("q"))), "no_policy"),
+        (
+            "another project",
+            Case::new(with("/metadata/labels/gpu-migrate.io~1project", json!("q"))),
+            "no_policy",
+        ),
         ("no policy at all", Case::new(whole()).policies(vec![]), "no_policy"),
         ("off", Case::new(whole()).policies(vec![policy("p", json!({"mode": "Off"}))]), "off"),
-        ("nobody due", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"percent": 0}}))]), "not_due"),
-        ("on the way back", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Back"}}))]), "not_due"),
-        ("wave not reached", Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))]), "not_due"),
+        (
+            "nobody due",
+            Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"percent": 0}}))]),
+            "not_due",
+        ),
+        (
+            "on the way back",
+            Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Back"}}))]),
+            "not_due",
+        ),
+        (
+            "wave not reached",
+            Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))]),
+            "not_due",
+        ),
         ("no card", Case::one(json!({"limits": {"cpu": "1"}})), "no_gpu"),
         ("zero cards", Case::one(gpu("0")), "no_gpu"),
         ("shares already", Case::one(shares("50", "21")), "already_shared"),
@@ -97,7 +138,11 @@ fn both_kinds_in_one_pod_are_left_alone_with_a_warning() {
     })))
     .run();
     assert_eq!(done.outcome, "already_shared");
-    assert!(done.untouched() && done.warnings[0].contains("whole cards and for shares"), "{:?}", done.warnings);
+    assert!(
+        done.untouched() && done.warnings[0].contains("whole cards and for shares"),
+        "{:?}",
+        done.warnings
+    );
 }
 
 #[test]
@@ -123,11 +168,15 @@ fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
         policy
     };
     let wide = || narrow("wide", json!({"convert": {"blocksPerCard": 1}}));
-    let here = || narrow("here", json!({"match": {"namespaces": ["team-a"]}, "convert": {"blocksPerCard": 2}}));
+    let here =
+        || narrow("here", json!({"match": {"namespaces": ["team-a"]}, "convert": {"blocksPerCard": 2}}));
     let elsewhere = || narrow("elsewhere", json!({"match": {"namespaces": ["team-b"]}}));
     let selected = |name: &str, mode: &str| {
-        narrow(name, json!({"mode": mode, "match": {"namespaces": ["team-a"], "podSelector": {"matchLabels": {"app": "x"},
-            "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["db"]}]}}}))
+        narrow(
+            name,
+            json!({"mode": mode, "match": {"namespaces": ["team-a"], "podSelector": {"matchLabels": {"app": "x"},
+            "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["db"]}]}}}),
+        )
     };
     let mut app = pod(json!({"containers": [container("main", gpu("1"))]}));
     app["metadata"]["labels"] = json!({"app": "x"});
@@ -136,11 +185,19 @@ fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
     assert_eq!(run(vec![wide(), here(), elsewhere()]).policy.as_deref(), Some("here@1"));
     assert_eq!(run(vec![wide(), here(), selected("app", "Enforce")]).policy.as_deref(), Some("app@1"));
     assert_eq!(run(vec![wide(), elsewhere()]).policy.as_deref(), Some("wide@1"));
-    assert_eq!(run(vec![here(), selected("app", "Off")]).outcome, "off", "a narrow policy that is off is an exception");
+    assert_eq!(
+        run(vec![here(), selected("app", "Off")]).outcome,
+        "off",
+        "a narrow policy that is off is an exception"
+    );
 
     let tie = run(vec![wide(), selected("b", "Enforce"), selected("a", "Enforce")]);
     assert_eq!(tie.outcome, "conflict");
-    assert!(tie.untouched() && tie.warnings[0].contains("policies a, b claim it alike"), "{:?}", tie.warnings);
+    assert!(
+        tie.untouched() && tie.warnings[0].contains("policies a, b claim it alike"),
+        "{:?}",
+        tie.warnings
+    );
     let ended = run(vec![selected("b", "Enforce"), selected("a", "Off")]);
     assert_eq!(ended.policy.as_deref(), Some("b@1"), "turning one off ends the conflict");
 }
@@ -187,9 +244,10 @@ fn overrides_by_product_and_container() {
         let done = Case::new(pod(spec)).policies(vec![policy("p", json!({"convert": convert}))]).run();
         assert_eq!(done.resources(), shares("100", expected), "{name}");
     }
-    let done = Case::new(pod(json!({"containers": [container("infer", gpu("1")), container("main", gpu("1"))]})))
-        .policies(vec![policy("p", json!({"convert": convert}))])
-        .run();
+    let done =
+        Case::new(pod(json!({"containers": [container("infer", gpu("1")), container("main", gpu("1"))]})))
+            .policies(vec![policy("p", json!({"convert": convert}))])
+            .run();
     assert_eq!(done.pod["spec"]["containers"][0]["resources"], shares("50", "21"));
     assert_eq!(done.pod["spec"]["containers"][1]["resources"], shares("100", "42"));
 }
@@ -235,7 +293,11 @@ fn scheduling_is_edited_and_nothing_else() {
 
     let done = run(json!({"tolerations": [shared], "schedulerName": "volcano"}));
     assert_eq!(done.pod["spec"]["tolerations"], json!([shared]), "no duplicate");
-    assert!(done.warnings.iter().any(|w| w.contains("schedulerName volcano was replaced")), "{:?}", done.warnings);
+    assert!(
+        done.warnings.iter().any(|w| w.contains("schedulerName volcano was replaced")),
+        "{:?}",
+        done.warnings
+    );
 
     let done = run(json!({}));
     assert_eq!(done.pod["spec"]["tolerations"], json!([shared]));
@@ -257,7 +319,8 @@ fn gang_members_get_a_gate_where_the_policy_says_so() {
 fn the_rollout_is_stable_and_only_grows() {
     let owned = |uid: &str| {
         let mut pod = pod(json!({"containers": [container("main", gpu("1"))]}));
-        pod["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "name": "r", "uid": uid, "controller": true}]);
+        pod["metadata"]["ownerReferences"] =
+            json!([{"kind": "ReplicaSet", "name": "r", "uid": uid, "controller": true}]);
         pod
     };
     let at = |percent: u32, unit: &str, pod: Value, request: &str| {
@@ -289,7 +352,11 @@ fn mig_and_time_sliced_resources_stay_unless_mapped() {
     assert!(done.warnings.iter().any(|w| w.contains("nvidia.com/mig-1g.5gb stays")), "{:?}", done.warnings);
 
     let done = Case::one(json!({"limits": {"nvidia.com/gpu.shared": "1"}})).run();
-    assert!(done.untouched() && done.warnings[0].contains("nvidia.com/gpu.shared stays"), "{:?}", done.warnings);
+    assert!(
+        done.untouched() && done.warnings[0].contains("nvidia.com/gpu.shared stays"),
+        "{:?}",
+        done.warnings
+    );
 
     let mapping = json!({"resources": [{"name": "nvidia.com/mig-1g.5gb", "cores": 14, "blocks": 20}]});
     let mapped = || vec![policy("p", json!({"convert": mapping}))];
@@ -306,8 +373,15 @@ fn the_choice_of_cards_is_not_the_users() {
         {"name": "B", "value": "2"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"},
     ]);
     let done = Case::new(pod(json!({"containers": [chooser]}))).run();
-    assert_eq!(done.pod["spec"]["containers"][0]["env"], json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]));
-    assert!(done.warnings.iter().any(|w| w.contains("NVIDIA_VISIBLE_DEVICES was removed")), "{:?}", done.warnings);
+    assert_eq!(
+        done.pod["spec"]["containers"][0]["env"],
+        json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}])
+    );
+    assert!(
+        done.warnings.iter().any(|w| w.contains("NVIDIA_VISIBLE_DEVICES was removed")),
+        "{:?}",
+        done.warnings
+    );
 }
 
 #[test]
@@ -321,7 +395,10 @@ fn a_copied_card_choice_is_removed() {
         copied["metadata"]["annotations"] = stale.clone();
         let done = Case::new(copied).run();
         let annotations = done.pod["metadata"]["annotations"].as_object().unwrap();
-        assert_eq!(annotations.keys().collect::<Vec<_>>(), ["gpu-migrate.io/original", "gpu-migrate.io/policy", "own"]);
+        assert_eq!(
+            annotations.keys().collect::<Vec<_>>(),
+            ["gpu-migrate.io/original", "gpu-migrate.io/policy", "own"]
+        );
     }
 }
 
@@ -350,7 +427,10 @@ fn guarded_namespaces_hide_the_cards_from_who_asks_for_none() {
     assert_eq!(done.outcome, "converted");
     assert_eq!(done.pod["spec"]["containers"][1]["env"], json!([void]));
     assert!(done.pod["spec"]["containers"][0].get("env").is_none());
-    assert!(Case::new(beside).run().pod["spec"]["containers"][1].get("env").is_none(), "only where it is asked for");
+    assert!(
+        Case::new(beside).run().pod["spec"]["containers"][1].get("env").is_none(),
+        "only where it is asked for"
+    );
     assert!(Case::new(pod(spec)).run().untouched());
 }
 
@@ -363,19 +443,34 @@ fn audit_says_what_it_would_do_and_changes_nothing() {
     };
     let done = Case::one(gpu("2")).policies(audit(json!({}))).run();
     assert_eq!((done.outcome.as_str(), done.untouched()), ("audited", true));
-    assert_eq!(done.warnings, ["gpu-migrate: policy p (Audit) would convert: main: 2 cards → 200 cores, 84 blocks"]);
+    assert_eq!(
+        done.warnings,
+        ["gpu-migrate: policy p (Audit) would convert: main: 2 cards → 200 cores, 84 blocks"]
+    );
     assert!(!done.would.0.is_empty());
     let done = Case::one(gpu("1.5")).policies(audit(json!({"onUnconvertible": "Deny"}))).run();
-    assert!(done.deny.is_none() && done.warnings[0].contains("(Audit) could not convert"), "{:?}", done.warnings);
+    assert!(
+        done.deny.is_none() && done.warnings[0].contains("(Audit) could not convert"),
+        "{:?}",
+        done.warnings
+    );
 }
 
 #[test]
 fn what_cannot_be_converted_is_admitted_or_denied() {
     let done = Case::one(gpu("1.5")).run();
     assert!(done.untouched() && done.deny.is_none());
-    assert!(done.warnings[0].starts_with("gpu-migrate: not converted: container main: nvidia.com/gpu: 1500m"), "{:?}", done.warnings);
+    assert!(
+        done.warnings[0].starts_with("gpu-migrate: not converted: container main: nvidia.com/gpu: 1500m"),
+        "{:?}",
+        done.warnings
+    );
     let done = Case::one(gpu("1.5")).policies(vec![policy("p", json!({"onUnconvertible": "Deny"}))]).run();
-    assert!(done.untouched() && done.deny.as_deref().is_some_and(|why| why.contains("1500m")), "{:?}", done.deny);
+    assert!(
+        done.untouched() && done.deny.as_deref().is_some_and(|why| why.contains("1500m")),
+        "{:?}",
+        done.deny
+    );
 }
 
 #[test]
@@ -393,7 +488,8 @@ fn warnings_fit_and_are_for_people() {
 
 #[test]
 fn the_patch_touches_only_what_changes() {
-    let mut full = pod(json!({"containers": [container("main", gpu("1"))], "tolerations": [{"operator": "Exists"}]}));
+    let mut full =
+        pod(json!({"containers": [container("main", gpu("1"))], "tolerations": [{"operator": "Exists"}]}));
     full["metadata"]["annotations"] = json!({"own": "x"});
     let done = Case::new(full).run();
     let paths: Vec<_> = done.patch.0.iter().map(|operation| operation.path().to_string()).collect();
@@ -428,11 +524,14 @@ fn a_second_run_and_the_way_back() {
     everything["metadata"]["annotations"] =
         json!({"scheduling.k8s.io/group-name": "g", "tencent.com/predicate-node": "n"});
     let policies = || {
-        vec![policy("p", json!({"scheduling": {
-            "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
-            "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [{"key": "pool", "operator": "Exists"}]},
-            "runtimeClassName": "nvidia", "gangGate": true,
-        }}))]
+        vec![policy(
+            "p",
+            json!({"scheduling": {
+                "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
+                "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [{"key": "pool", "operator": "Exists"}]},
+                "runtimeClassName": "nvidia", "gangGate": true,
+            }}),
+        )]
     };
     let guarded = || namespace(&[("gpu-migrate.io/void-guard", "true")]);
     let first = Case::new(everything.clone()).policies(policies()).namespace(guarded()).run();

@@ -71,7 +71,13 @@ impl FakeApi {
 }
 
 impl State {
-    fn request(&mut self, method: &Method, path: &str, kind: Option<&str>, body: Value) -> (StatusCode, Value) {
+    fn request(
+        &mut self,
+        method: &Method,
+        path: &str,
+        kind: Option<&str>,
+        body: Value,
+    ) -> (StatusCode, Value) {
         if method == Method::GET {
             let found = self.objects.get(path).cloned();
             return found.map_or_else(|| failure(404, "NotFound"), |object| (StatusCode::OK, object));
@@ -113,7 +119,9 @@ impl State {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         // The API server turns stringData into data.
-        if let Some(Value::Object(text)) = object.as_object_mut().and_then(|object| object.remove("stringData")) {
+        if let Some(Value::Object(text)) =
+            object.as_object_mut().and_then(|object| object.remove("stringData"))
+        {
             for (key, value) in text {
                 let encoded = base64::engine::general_purpose::STANDARD.encode(value.as_str().unwrap());
                 object["data"][key] = json!(encoded);

@@ -16,8 +16,8 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::conditions::{self, Verdict};
 use super::Store;
+use super::conditions::{self, Verdict};
 
 /// The two watches.
 pub struct ClusterSource {
@@ -114,9 +114,11 @@ impl ClusterSource {
     }
 
     async fn publish(&self, live: &HashMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
-        let readable: Vec<&GPUMigration> = live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
+        let readable: Vec<&GPUMigration> =
+            live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
         let broken = live.values().filter_map(|guarded| guarded.0.as_ref().err());
-        let unreadable: Vec<String> = broken.clone().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
+        let unreadable: Vec<String> =
+            broken.clone().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
         let rejected = self.store.set_policies(readable.iter().copied(), &unreadable);
         let mut report: Vec<Verdict> = broken.map(Verdict::unreadable).collect();
         let snapshot = self.store.snapshot.load();
@@ -166,4 +168,3 @@ impl<V> Gathered<V> {
         }
     }
 }
-

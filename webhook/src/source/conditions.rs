@@ -30,7 +30,8 @@ impl Verdict {
     pub(super) fn on(migration: &GPUMigration, fault: Option<&PolicyError>, rivals: &[&str]) -> Self {
         let invalid = fault.map(|error| ("Invalid", format!("{error}; the last good form stays in force")));
         let conflict = (!rivals.is_empty()).then(|| {
-            let text = format!("claims the same pods as {}: they are left alone; narrow one", rivals.join(", "));
+            let text =
+                format!("claims the same pods as {}: they are left alone; narrow one", rivals.join(", "));
             ("Conflict", text)
         });
         let conditions = migration.status.iter().flat_map(|status| &status.conditions);

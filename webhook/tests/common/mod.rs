@@ -106,8 +106,11 @@ impl Case {
     pub(crate) fn run(self) -> Done {
         let (policies, rejected) = Policies::compile(&self.policies, &Settings::default());
         assert_eq!(rejected, []);
-        let subject =
-            Subject { namespace: self.name, namespace_labels: self.namespace.as_ref(), rollout_key: &self.request };
+        let subject = Subject {
+            namespace: self.name,
+            namespace_labels: self.namespace.as_ref(),
+            rollout_key: &self.request,
+        };
         let rewrite = rewrite_template(&self.pod, &subject, &policies).unwrap();
         let mut after = self.pod.clone();
         json_patch::patch(&mut after, &rewrite.patch).unwrap();
