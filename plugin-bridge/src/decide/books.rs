@@ -281,6 +281,7 @@ impl Books {
             // A stand-in of its own: until confirmed nothing may be taken for the same pod's.
             grant.holder = HolderId::new(format!("?{}", id.0), "?");
         }
+        grant.answered = true;
         let holder = grant.holder.clone();
         let mut before = Vec::new();
         for key in &grant.actual {

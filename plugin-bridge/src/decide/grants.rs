@@ -56,6 +56,8 @@ pub struct Grant {
     pub holder: HolderId,
     /// The kubelet's book has named the holder.
     pub confirmed: bool,
+    /// Made by answering the kubelet in this life, not found in a book.
+    pub answered: bool,
     /// Whom it was probably for, until confirmed.
     pub candidate: Option<HolderId>,
     /// The grant of the other vcuda resource that goes into the same container, where the pod is not known.
@@ -78,6 +80,7 @@ impl Grant {
             actual,
             holder: HolderId::new("?", "?"),
             confirmed: false,
+            answered: false,
             candidate: None,
             partner: None,
             since,

@@ -172,11 +172,17 @@ impl Books {
             return false;
         }
         let gone_since = grant.gone_since.unwrap_or(now);
-        let in_time = self.pods.had_time_to_end(uid, now, self.settings.force_grace);
+        let force_grace = self.settings.force_grace;
+        let seen_to_go = self.pods.has_departed(uid);
+        // Of a pod that was never seen, it is not known whether it ended or was deleted with force.
+        let in_time = if seen_to_go {
+            self.pods.had_time_to_end(uid, now, force_grace)
+        } else {
+            now.saturating_sub(gone_since) >= force_grace
+        };
         let ids = self.ids_of(&grant.kubelet);
         let listed = self.pods.listed_by_kubelet(uid, ids.iter().map(String::as_str), gone_since);
         let absent = grant.absent_since.is_some();
-        let seen_to_go = self.pods.has_departed(uid);
         if let Some(grant) = self.grants.get_mut(&id) {
             grant.gone_since = Some(gone_since);
         }

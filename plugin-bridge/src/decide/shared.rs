@@ -63,7 +63,7 @@ pub enum Refusal {
 }
 
 /// The kubelet asks for a container's second resource milliseconds after the first; we may wait in between.
-const HALF_OPEN: Millis = 5_000;
+const HALF_OPEN: Millis = 3_000;
 
 /// For whom an allocation probably is, and where it should go.
 struct Plan {
@@ -149,8 +149,12 @@ impl Books {
 
     /// The answer that was already given to the same question, where nobody is known to have taken it up.
     pub(super) fn same_question(&self, resource: &Resource, keys: &BTreeSet<DeviceKey>) -> Option<(GrantId, &Grant)> {
+        if self.book_refused {
+            // It may have been taken up, and the question be another one.
+            return None;
+        }
         let mut same = self.grants.iter().filter(|(_, g)| !g.confirmed && g.resource == *resource && g.kubelet == *keys);
-        same.next_back().map(|(id, grant)| (*id, grant))
+        same.rfind(|(_, g)| !self.predates_amnesia(g)).map(|(id, grant)| (*id, grant))
     }
 
     fn make(
@@ -277,10 +281,8 @@ impl Books {
         if let Some((pod, container)) = chosen {
             return Some(self.plan_for(pod, container, Some(open)));
         }
-        if !self.candidates(resource, size).is_empty() {
-            // Somebody else's first: the container of the open half was given up.
-            return None;
-        }
+        // No known pod wants both. Still it is one container, unless the kubelet gave the first up: then the worst that can
+        // happen is another card than the extender's. Two cards for one container would be worse.
         let (first, second) = (self.demand_of(grant), one(resource, size));
         let demand = Demand { cores: first.cores + second.cores, blocks: first.blocks + second.blocks, legacy: 0 };
         let bound = Some(cards.into_iter().collect());
@@ -297,18 +299,15 @@ impl Books {
         }
     }
 
-    /// The latest promise, if it is of the other resource and its container's part of this one has not been asked for.
+    /// The latest promise not taken up yet, if it is of the other resource.
     ///
     /// The kubelet asks for both resources of a container in a row, and writes its book before the next container: so a
     /// half that the book does not know belongs to the container that is being admitted now.
     fn open_half(&self, resource: SharedResource) -> Option<GrantId> {
-        let (id, latest) = self.grants.iter().next_back()?;
-        let open = !latest.confirmed
-            && latest.partner.is_none()
-            // A half that was given up is not waited for.
-            && self.clock.saturating_sub(latest.since) <= HALF_OPEN
-            && latest.resource == Resource::Shared(other(resource));
-        open.then_some(*id)
+        let (id, latest) = self.grants.iter().rfind(|(_, grant)| grant.answered && !grant.confirmed)?;
+        // A half that was given up is not waited for.
+        let recent = self.clock.saturating_sub(latest.since) <= HALF_OPEN;
+        (recent && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
     /// Pending containers that the open half and this much of the other resource make complete.

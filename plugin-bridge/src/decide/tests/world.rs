@@ -306,9 +306,10 @@ impl World {
 
     /// The agent is killed and starts anew from the disk.
     ///
-    /// Not while containers run that the kubelet has forgotten: both books being lost is beyond what is promised.
+    /// Not while containers run that the kubelet has forgotten (after its book was lost, or for the seconds that a pod deleted
+    /// with force takes to end): no source then tells a new life of them, and the kubelet itself gives their devices away.
     pub(super) fn restart_agent(&mut self) {
-        if self.running.iter().any(|g| self.forgotten.contains(&g.pod)) {
+        if !self.lingering.is_empty() || self.running.iter().any(|g| self.forgotten.contains(&g.pod)) {
             return;
         }
         self.books = fresh(self.broken);
