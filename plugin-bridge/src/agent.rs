@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 use crate::cluster::publish::Fixed;
-use crate::cluster::{cordon, pods, publish};
+use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{Books, Resource, Settings};
 use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError};
 use crate::kubelet::directory::{DirectoryWatch, Stamp};
 use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
 use crate::metrics::Metrics;
-use crate::node::{Node, Paths, StateError};
+use crate::node::{Node, Notice, Paths, StateError};
 use crate::nvidia::{Upstreams, run_registrar};
 use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
@@ -94,7 +94,9 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
             let dialect = node.with(|books, _| books.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn("the watch of pods", pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
-            tasks.spawn("the watch of the node", cordon::follow(client.clone(), name, node.clone(), stop.clone()));
+            tasks.spawn("the watch of the node", cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
+            tasks.spawn("the writer of events", events::run(client.clone(), name, node.notices(), stop.clone()));
+            tasks.spawn("the cleaner of failed pods", clean::run(client.clone(), node.clone(), stop.clone()));
             let publisher =
                 publish::run(client, node.clone(), upstreams.clone(), fixed.clone(), drift.clone(), stop.clone());
             tasks.spawn("the publisher", publisher);
@@ -258,6 +260,7 @@ fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Send
         if changed {
             for line in &text {
                 tracing::warn!(drift = %line, "sources disagree");
+                node.notice(Notice::warning("CardDrift", line.clone()));
             }
             *before = text;
         }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::topology::Topology;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
 use crate::checkpoint::{self, Checkpoint, CheckpointError, DeviationFile};
 use crate::decide::{Books, Millis};
@@ -79,6 +79,29 @@ pub trait PodLookup: Send + Sync + std::fmt::Debug {
     async fn look(&self, node: &Node);
 }
 
+/// Something that an owner of the node may want to know: becomes an Event on the Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// It calls for attention.
+    pub warning: bool,
+    /// One CamelCase word.
+    pub reason: &'static str,
+    /// One sentence.
+    pub note: String,
+}
+
+impl Notice {
+    /// For the record.
+    pub fn normal(reason: &'static str, note: impl Into<String>) -> Self {
+        Self { warning: false, reason, note: note.into() }
+    }
+
+    /// For attention.
+    pub fn warning(reason: &'static str, note: impl Into<String>) -> Self {
+        Self { warning: true, reason, note: note.into() }
+    }
+}
+
 /// How long an answer to the kubelet waits for such a look: the whole node waits with it.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(300);
 
@@ -93,6 +116,7 @@ pub struct Node {
     pub topology: Topology,
     /// What is counted.
     pub metrics: Metrics,
+    notices: broadcast::Sender<Notice>,
     books: Mutex<Books>,
     version: watch::Sender<u64>,
     /// Serialises writers of the file of deviations; taken before `books`.
@@ -114,6 +138,7 @@ impl Node {
             paths,
             topology,
             metrics,
+            notices: broadcast::Sender::new(64),
             books: Mutex::new(books),
             version: watch::Sender::new(0),
             writer: Mutex::new(deviations),
@@ -142,6 +167,18 @@ impl Node {
             self.version.send_replace(after);
         }
         outcome
+    }
+
+    /// Tells whoever listens.
+    pub fn notice(&self, notice: Notice) {
+        // Nobody listens where there is no API server; the log has it too.
+        let _ = self.notices.send(notice);
+    }
+
+    /// Listens to notices.
+    #[must_use]
+    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+        self.notices.subscribe()
     }
 
     /// Says when the books have changed.

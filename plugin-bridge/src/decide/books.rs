@@ -167,6 +167,11 @@ impl Books {
         self.pods.get(uid)
     }
 
+    /// All pods that are known.
+    pub fn pods(&self) -> impl Iterator<Item = &PodView> {
+        self.pods.pods.values()
+    }
+
     /// Grows with every change that anyone outside might want to know of.
     #[must_use]
     pub fn version(&self) -> u64 {

@@ -48,7 +48,11 @@ impl Books {
         for (resource, keys, holder) in self.rows_of_interest(book) {
             if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
                 seen.insert(id);
-                if !self.grants[&id].confirmed {
+                if self.grants[&id].confirmed {
+                    continue;
+                }
+                // Rows of ended pods stay, and the kubelet may have given the same devices out again since.
+                if self.may_be(&self.grants[&id], &holder) {
                     self.confirm(id, holder);
                 }
             } else if !self.is_gone(&holder, &keys, now) {
@@ -134,6 +138,14 @@ impl Books {
     /// Whether asking pod-resources now could free something.
     #[must_use]
     pub fn wants_list(&self) -> bool {
+        // Somebody has taken it up, and the book could not say who.
+        let nameless = |g: &Grant| {
+            let age = self.clock.saturating_sub(g.since);
+            g.answered && !g.confirmed && (300..10_000).contains(&age)
+        };
+        if self.grants.values().any(nameless) {
+            return true;
+        }
         self.grants.values().any(|g| g.gone_since.is_some_and(|since| self.pods.listed_at().is_none_or(|at| at <= since)))
     }
 
@@ -275,6 +287,16 @@ impl Books {
         let guessed = || same().find(|(_, g)| !g.confirmed && g.candidate.as_ref() == Some(holder));
         let any = || same().find(|(_, g)| !g.confirmed);
         confirmed.or_else(guessed).or_else(any).map(|(id, _)| *id)
+    }
+
+    /// Whether a row of the book that names `holder` can be about this promise, and not about one before it.
+    fn may_be(&self, grant: &Grant, holder: &HolderId) -> bool {
+        match self.pods.get(&holder.pod_uid) {
+            Some(pod) => !pod.phase.terminal(),
+            None if self.pods.has_departed(&holder.pod_uid) => false,
+            // Never seen: the watch lags, or it left before this life began.
+            None => !grant.answered || grant.candidate.is_none(),
+        }
     }
 
     /// What an earlier life gave in place of these devices.

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::file;
 use crate::decide::Millis;
 use crate::kubelet::directory::Stamp;
-use crate::node::Node;
+use crate::node::{Node, Notice};
 use crate::nvidia::Vouch;
 
 /// XIDs that applications cause; NVIDIA's plugin ignores the same (`internal/rm/health.go`).
@@ -167,12 +167,21 @@ fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastWell, stop
 }
 
 fn tell(node: &Node, card: CardIndex, health: Health) {
-    node.with(|books, _| {
-        if books.ledger().health(card) != health {
-            tracing::warn!(%card, ?health, "health of a card changed");
+    let changed = node.with(|books, _| {
+        let changed = books.ledger().health(card) != health;
+        if changed {
             books.set_health(card, health);
         }
+        changed
     });
+    if changed {
+        tracing::warn!(%card, ?health, "health of a card changed");
+        let note = format!("{card} is {health:?}");
+        node.notice(match health {
+            Health::Healthy => Notice::normal("CardHealthy", note),
+            Health::Unhealthy => Notice::warning("CardUnhealthy", note),
+        });
+    }
 }
 
 fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 use super::watching::{ListStream, watch_list};
 use super::{not_written, refused};
 use crate::decide::{LegacyGrant, Refusal, Resource};
-use crate::node::Node;
+use crate::node::{Node, Notice};
 use crate::nvidia::{UpstreamError, Upstreams};
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
@@ -118,6 +118,10 @@ impl LegacyPlugin {
         if granted.deviates {
             tracing::warn!(resource = %self.resource, given = ?granted.devices, "other cards are given than the kubelet asked for");
             self.node.metrics.substituted();
+            self.node.notice(Notice::normal(
+                "CardsSubstituted",
+                format!("{} is answered with {} instead of what the kubelet asked for", self.resource, granted.devices.join(", ")),
+            ));
             self.node.write_deviations().map_err(|e| not_written(&e))?;
         }
         let mut upstream = self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;

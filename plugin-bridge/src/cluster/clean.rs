@@ -1,0 +1,105 @@
+//! Pods of this node that failed with `UnexpectedAdmissionError`: deleted, if something will make them again.
+//!
+//! A Deployment replaces such a pod without back-off (90 in 10 s were seen), and nobody deletes the failed ones.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Preconditions};
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+
+use crate::decide::{Books, PodView};
+use crate::node::{Node, Notice};
+
+/// How long a failed pod stays to be looked at.
+const KEPT: Duration = Duration::from_secs(30);
+/// One deletion in this time.
+const PACE: Duration = Duration::from_secs(1);
+
+/// The pods that may be deleted: failed at admission over our devices, and made by a controller.
+#[must_use]
+pub fn failed(books: &Books) -> Vec<PodView> {
+    books
+        .pods()
+        .filter(|pod| pod.controlled && !pod.deleting && pod.phase == crate::decide::PodPhase::Failed)
+        .filter(|pod| pod.reason == "UnexpectedAdmissionError")
+        .filter(|pod| pod.containers.iter().any(|c| !c.ask.demand.is_none()))
+        .cloned()
+        .collect()
+}
+
+/// Cleans until `stop`.
+pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
+    let mut since: BTreeMap<String, Instant> = BTreeMap::new();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(PACE) => {}
+            () = stop.cancelled() => return,
+        }
+        let found = node.with(|books, _| failed(books));
+        since.retain(|uid, _| found.iter().any(|pod| pod.uid == *uid));
+        for pod in &found {
+            since.entry(pod.uid.clone()).or_insert_with(Instant::now);
+        }
+        let ripe = found.iter().find(|pod| since.get(&pod.uid).is_some_and(|at| at.elapsed() >= KEPT));
+        if let Some(pod) = ripe {
+            delete(&client, &node, pod).await;
+        }
+    }
+}
+
+async fn delete(client: &Client, node: &Node, pod: &PodView) {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let same = Preconditions { uid: Some(pod.api_uid.clone()), resource_version: None };
+    match api.delete(&pod.name, &DeleteParams::default().preconditions(same)).await {
+        Ok(_) => {
+            node.metrics.cleaned();
+            node.notice(Notice::normal(
+                "FailedPodDeleted",
+                format!("{}/{} had failed with UnexpectedAdmissionError; its controller makes it anew", pod.namespace, pod.name),
+            ));
+        }
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(error) => tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "failed pod was not deleted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::{ContainerView, PodPhase, Settings};
+    use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
+    use gpu_migrate_model::topology::Topology;
+
+    #[test]
+    fn only_pods_that_come_back_and_failed_over_devices_are_deleted() {
+        let pod = |uid: &str, controlled, reason: &str, legacy| PodView {
+            uid: uid.into(),
+            phase: PodPhase::Failed,
+            reason: reason.into(),
+            controlled,
+            containers: vec![ContainerView {
+                ask: ContainerAsk {
+                    name: "c".into(),
+                    kind: ContainerKind::App,
+                    position: 0,
+                    demand: Demand { legacy, ..Demand::NONE },
+                },
+                reserved: Vec::new(),
+            }],
+            ..PodView::default()
+        };
+        let mut books = Books::new(Settings::default(), Vec::new(), &Topology::default());
+        let pods = vec![
+            pod("yes", true, "UnexpectedAdmissionError", 1),
+            pod("bare", false, "UnexpectedAdmissionError", 1),
+            pod("evicted", true, "Evicted", 1),
+            pod("no-card", true, "UnexpectedAdmissionError", 0),
+        ];
+        books.observe_pods(pods, 1);
+        assert_eq!(failed(&books).iter().map(|p| p.uid.as_str()).collect::<Vec<_>>(), ["yes"]);
+    }
+}

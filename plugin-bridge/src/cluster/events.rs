@@ -1,0 +1,47 @@
+//! Notices of the agent as Events on its Node.
+
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Resource};
+use k8s_openapi::api::core::v1::{Node as ApiNode, ObjectReference};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::publish::MANAGER;
+use crate::node::Notice;
+
+/// Publishes notices until `stop`. The recorder folds repeats into one series.
+pub async fn run(client: Client, node_name: String, mut notices: broadcast::Receiver<Notice>, stop: CancellationToken) {
+    let reporter = Reporter { controller: MANAGER.into(), instance: Some(node_name.clone()) };
+    let recorder = Recorder::new(client, reporter);
+    let node = ObjectReference {
+        api_version: Some(ApiNode::api_version(&()).into_owned()),
+        kind: Some(ApiNode::kind(&()).into_owned()),
+        name: Some(node_name.clone()),
+        // The kubelet's own events about its node carry the name here too; `kubectl describe node` looks for it.
+        uid: Some(node_name),
+        ..ObjectReference::default()
+    };
+    loop {
+        let notice = tokio::select! {
+            notice = notices.recv() => match notice {
+                Ok(notice) => notice,
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    tracing::warn!(missed, "too many notices for the API server");
+                    continue;
+                }
+                Err(broadcast::error::RecvError::Closed) => return,
+            },
+            () = stop.cancelled() => return,
+        };
+        let event = Event {
+            type_: if notice.warning { EventType::Warning } else { EventType::Normal },
+            reason: notice.reason.to_owned(),
+            note: Some(notice.note),
+            action: notice.reason.to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = recorder.publish(&event, &node).await {
+            tracing::debug!(%error, "an event was not written");
+        }
+    }
+}
