@@ -245,43 +245,35 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Removes the scenarios' namespaces with all that is in them, and waits until their containers are gone from the node.
+    /// Removes what a scenario made, and waits until its pods are gone from the API and its containers from the node. The
+    /// namespaces themselves take the controller some seconds more, and their names never come again: they are not waited for.
     ///
     /// # Errors
     /// If something stays.
     pub async fn tidy(&mut self) -> Result<()> {
         self.drop_policies().await;
-        self.drop_fake_nodes().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let names = std::mem::take(&mut self.namespaces);
-        for name in &names {
-            let _ = namespaces.delete(name, &DeleteParams::default()).await;
+        for name in std::mem::take(&mut self.namespaces) {
+            // First, so that no controller makes new pods.
+            let _ = namespaces.delete(&name, &DeleteParams::default()).await;
         }
         let pods: Api<Pod> = Api::all(self.client.clone());
-        for pod in pods.list(&ListParams::default()).await? {
-            // Does for pods whose kubelet would take the full grace period, or that have no kubelet at all.
-            let now = DeleteParams {
-                grace_period_seconds: Some(u32::from(pod.spec.is_some_and(|s| s.node_name.is_some()))),
-                ..DeleteParams::default()
-            };
-            let pods: Api<Pod> =
-                Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
-            let _ = pods.delete(&pod.metadata.name.unwrap_or_default(), &now).await;
-        }
-        self.until("all namespaces and containers of the scenario to be gone", PATIENCE, || async {
-            let left: Vec<String> = namespaces
-                .list(&ListParams::default())
-                .await?
-                .iter()
-                .map(ResourceExt::name_any)
-                .filter(|n| names.contains(n))
-                .collect();
+        let client = self.client.clone();
+        self.until("all pods and containers of the scenario to be gone", PATIENCE, || async {
+            let left = pods.list(&ListParams::default()).await?.items;
+            for pod in &left {
+                end(&client, pod).await;
+            }
             let running = observe::containers()?;
             Ok(Seen::from_bool(left.is_empty() && running.is_empty(), || {
-                format!("namespaces {left:?}, containers {running:?}")
+                format!(
+                    "pods {:?}, containers {running:?}",
+                    left.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
+                )
             }))
         })
-        .await
+        .await?;
+        self.drop_fake_nodes().await
     }
 
     /// Sets the annotations of the node that has a kubelet; `None` removes one.
@@ -328,6 +320,18 @@ impl Drop for Cluster {
     }
 }
 
+/// Deletes a pod: with the shortest grace where a kubelet ends it, and outright where there is none.
+async fn end(client: &Client, pod: &Pod) {
+    let here = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(NODE);
+    if here && pod.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let grace = DeleteParams { grace_period_seconds: Some(u32::from(here)), ..DeleteParams::default() };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    // One that is gone meanwhile is fine, and one that stays is seen.
+    let _ = pods.delete(&pod.name_any(), &grace).await;
+}
+
 /// A client for a kubeconfig file.
 ///
 /// # Errors
@@ -338,8 +342,8 @@ pub async fn client(kubeconfig: &std::path::Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-fn http_get(path: &str) -> Result<http::Request<Vec<u8>>> {
-    Ok(http::Request::get(path).body(Vec::new())?)
+fn http_get(path: &str) -> Result<::http::Request<Vec<u8>>> {
+    Ok(::http::Request::get(path).body(Vec::new())?)
 }
 
 /// Counts of devices: canonical quantities are plain digits, but for round thousands (`8k`).

@@ -27,6 +27,7 @@ pub mod binaries;
 pub mod cluster;
 pub mod configs;
 pub mod diagnose;
+pub mod http;
 pub mod image;
 pub mod layout;
 pub mod leftovers;

@@ -22,7 +22,7 @@ impl WebhookCalls {
     /// # Errors
     /// If the apiserver does not answer.
     pub async fn read(client: &Client) -> Result<Self> {
-        let request = http::Request::get("/metrics").body(Vec::new())?;
+        let request = ::http::Request::get("/metrics").body(Vec::new())?;
         Ok(Self::parse(&client.request_text(request).await?))
     }
 

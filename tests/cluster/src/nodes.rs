@@ -9,10 +9,7 @@ use gpu_migrate_model::{
     names::Dialect,
 };
 use k8s_openapi::{
-    api::{
-        coordination::v1::Lease,
-        core::v1::{Node, Pod},
-    },
+    api::{coordination::v1::Lease, core::v1::Node},
     apimachinery::pkg::apis::meta::v1::MicroTime,
     jiff::Timestamp,
 };
@@ -101,25 +98,14 @@ impl Cluster {
         Ok(fake)
     }
 
-    /// Removes all such nodes and the pods on them.
+    /// Removes all such nodes, once no pod is on them.
     pub(crate) async fn drop_fake_nodes(&self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let fake: Vec<String> = nodes
-            .list(&ListParams::default().labels(FAKE))
-            .await?
-            .iter()
-            .map(ResourceExt::name_any)
-            .collect();
-        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        for pod in Api::<Pod>::all(self.client.clone()).list(&ListParams::default()).await? {
-            if pod.spec.as_ref().and_then(|s| s.node_name.as_ref()).is_some_and(|node| fake.contains(node)) {
-                // No kubelet will ever confirm that it is gone.
-                let _ = self.pods(&pod.namespace().unwrap_or_default()).delete(&pod.name_any(), &now).await;
-            }
-        }
-        for name in fake {
-            nodes.delete(&name, &DeleteParams::default()).await?;
-            let _ = Api::<GPUShadow>::all(self.client.clone()).delete(&name, &DeleteParams::default()).await;
+        for node in nodes.list(&ListParams::default().labels(FAKE)).await? {
+            nodes.delete(&node.name_any(), &DeleteParams::default()).await?;
+            let _ = Api::<GPUShadow>::all(self.client.clone())
+                .delete(&node.name_any(), &DeleteParams::default())
+                .await;
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ async fn forward(State(shared): State<Shared>, uri: Uri, body: Bytes) -> Respons
 
 async fn call(shared: Shared, uri: Uri, body: Bytes) -> Result<Response> {
     let path = uri.path_and_query().map_or("/", |p| p.as_str());
-    let request = http::Request::post(format!("http://127.0.0.1:{}{path}", shared.target))
+    let request = ::http::Request::post(format!("http://127.0.0.1:{}{path}", shared.target))
         .header("content-type", "application/json")
         .body(Full::new(body))?;
     let (head, body) = shared.client.request(request).await?.into_parts();

@@ -5,8 +5,12 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context, Result};
 use gpu_migrate_model::names::Dialect;
 use k8s_openapi::{
-    api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Namespace},
+    api::{
+        admissionregistration::v1::MutatingWebhookConfiguration,
+        core::v1::{Namespace, Node},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
 };
 use kube::{
     Api, ResourceExt,
@@ -19,6 +23,7 @@ use crate::{
     binaries,
     cluster::{Cluster, PATIENCE},
     configs::NODE,
+    http,
     layout::KUBELET_ROOT,
     process::Recipe,
     wait::Seen,
@@ -122,7 +127,7 @@ impl Cluster {
     /// If it does not.
     pub async fn devices_offered(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
         for (resource, amount) in amounts {
-            let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+            let nodes: Api<Node> = Api::all(self.client.clone());
             self.until(&format!("{amount} {resource} on the node"), PATIENCE, || async {
                 let node = nodes.get(NODE).await?;
                 let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
@@ -145,6 +150,38 @@ impl Cluster {
             let hook = hooks.get(WEBHOOK).await?;
             let trusted = hook.webhooks.iter().flatten().all(|w| w.client_config.ca_bundle.is_some());
             Ok(Seen::from_bool(trusted && hook.webhooks.is_some(), || format!("{:?}", hook.webhooks)))
+        })
+        .await
+    }
+
+    /// Waits, after an accident, until both plugins serve and the kubelet knows it.
+    ///
+    /// # Errors
+    /// If they do not; what is lacking is in the message.
+    pub async fn serving_again(&mut self) -> Result<()> {
+        let port = self.kit.ports.bridge_metrics;
+        self.until("the bridge to be ready", PATIENCE, || async {
+            Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
+        })
+        .await?;
+        // The node's status may still tell of the time before the accident: only a newer one counts. Its time is in seconds.
+        let since = Timestamp::now() + Duration::from_secs(1);
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let dialect = Dialect::default();
+        self.until("both kinds of devices to be offered again", PATIENCE, || async {
+            let status = nodes.get(NODE).await?.status.unwrap_or_default();
+            let heartbeat = status
+                .conditions
+                .iter()
+                .flatten()
+                .find(|c| c.type_ == "Ready")
+                .and_then(|c| c.last_heartbeat_time.clone());
+            let offered = status.allocatable.unwrap_or_default();
+            let some = |name: &str| offered.get(name).is_some_and(|q| q.0 != "0");
+            let fresh = heartbeat.as_ref().is_some_and(|time| time.0 >= since);
+            Ok(Seen::from_bool(fresh && some(&dialect.legacy) && some(&dialect.cores), || {
+                format!("{offered:?} at {heartbeat:?}")
+            }))
         })
         .await
     }

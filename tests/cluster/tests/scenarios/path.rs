@@ -7,11 +7,9 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
     migration::{GPU, all_uuids, limit, shared_spec, uid, uuid},
     observe::{Container, Observer, containers},
     stage::CARDS,
-    wait::Seen,
     workload::{annotation, container, deployment, only_card, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, ORIGINAL, POLICY, PREDICATE_GPU_INDEX_PREFIX, PROJECT, SCHEDULER};
@@ -295,19 +293,7 @@ async fn start(cluster: &mut Cluster, namespace: &str, name: &str, spec: Value) 
 
 /// Waits until both plugins serve again, then: the same processes with the same environment, and the books say so too.
 async fn nothing_moved(cluster: &mut Cluster, placed: &[Placed]) -> Result<()> {
-    let dialect = Dialect::default();
-    for resource in [&dialect.legacy, &dialect.cores] {
-        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(cluster.client.clone());
-        cluster
-            .until(&format!("{resource} to be offered again"), PATIENCE, || async {
-                let node = nodes.get(gpu_migrate_cluster_tests::configs::NODE).await?;
-                let offered = node.status.and_then(|s| s.allocatable).unwrap_or_default();
-                Ok(Seen::from_bool(offered.get(resource).is_some_and(|q| q.0 != "0"), || {
-                    format!("{offered:?}")
-                }))
-            })
-            .await?;
-    }
+    cluster.serving_again().await?;
     cluster.shadow_agrees(held(placed)).await?;
     let now: BTreeMap<String, Container> =
         containers()?.into_iter().map(|c| (c.pod_uid.clone(), c)).collect();

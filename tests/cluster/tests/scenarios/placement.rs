@@ -16,7 +16,7 @@ use gpu_migrate_cluster_tests::{
     proxy::SlowProxy,
     stage::CARDS,
     wait::{self, Seen},
-    workload::{annotation, phase_and_why, pod_spec},
+    workload::{annotation, phase, phase_and_why, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
 use k8s_openapi::api::{core::v1::Pod, scheduling::v1::PriorityClass};
@@ -72,7 +72,8 @@ pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Res
 fn check_books(pods: &[Pod]) -> Result<usize> {
     let dialect = Dialect::default();
     let mut nodes: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
-    for pod in pods {
+    // The containers of one that has ended hold nothing, though it is still in the API for a moment.
+    for pod in pods.iter().filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed")) {
         if let Some(node) = node_of(pod) {
             nodes.entry(node).or_default().push(pod);
         }
