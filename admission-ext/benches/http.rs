@@ -4,6 +4,8 @@
 //! and bind with *all* node names in the request, the time from start to ready, and the resident memory. The ratios
 //! of the last lines are to the smallest cluster of the same run.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a bench that cannot go on has nothing to say
+
 use std::io::{BufWriter, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -51,7 +53,8 @@ impl Server {
     fn resident_mib(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse::<f64>().ok());
+        let kib =
+            line.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse::<f64>().ok());
         kib.unwrap_or(f64::NAN) / 1024.0
     }
 }
@@ -124,7 +127,9 @@ fn waiting_pods(snapshot: &std::path::Path) -> Vec<Value> {
 fn main() {
     let folder = tempfile::tempdir().unwrap();
     let scorings = ["binpack", "fragmentation"];
-    println!("| scoring | nodes | pods | start ms | RSS MiB | filter p50/p99 ms | prioritize p50/p99 ms | bind p50/p99 ms | filter p50 µs/node |");
+    println!(
+        "| scoring | nodes | pods | start ms | RSS MiB | filter p50/p99 ms | prioritize p50/p99 ms | bind p50/p99 ms | filter p50 µs/node |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut per_node = Vec::new();
     for nodes in SIZES {
@@ -145,7 +150,8 @@ fn main() {
             let mut bind = |caller: &mut Caller| {
                 let pod = binds.next().unwrap();
                 // As the scheduler does: bind to a node that filter passed.
-                let body = serde_json::to_vec(&json!({"Pod": pod, "Nodes": null, "NodeNames": names})).unwrap();
+                let body =
+                    serde_json::to_vec(&json!({"Pod": pod, "Nodes": null, "NodeNames": names})).unwrap();
                 let passed: Value = serde_json::from_slice(&caller.call("filter", &body)).unwrap();
                 let node = passed["NodeNames"][0].as_str().expect("a node that fits").to_owned();
                 let meta = &pod["metadata"];
@@ -159,8 +165,10 @@ fn main() {
                 let body = bind(&mut caller);
                 caller.call("bind", &body);
             }
-            let filter = Times::of(ROUNDS, |round| drop(caller.call("filter", &bodies[round % bodies.len()])));
-            let prioritize = Times::of(ROUNDS, |round| drop(caller.call("prioritize", &bodies[round % bodies.len()])));
+            let filter =
+                Times::of(ROUNDS, |round| drop(caller.call("filter", &bodies[round % bodies.len()])));
+            let prioritize =
+                Times::of(ROUNDS, |round| drop(caller.call("prioritize", &bodies[round % bodies.len()])));
             let mut bound = Vec::new();
             for _ in 0..binding {
                 let body = bind(&mut caller);
@@ -177,9 +185,12 @@ fn main() {
                 nodes * 12,
                 server.ready.as_secs_f64() * 1e3,
                 server.resident_mib(),
-                filter.ms(50), filter.ms(99),
-                prioritize.ms(50), prioritize.ms(99),
-                bound.ms(50), bound.ms(99),
+                filter.ms(50),
+                filter.ms(99),
+                prioritize.ms(50),
+                prioritize.ms(99),
+                bound.ms(50),
+                bound.ms(99),
             );
             if scoring == scorings[0] {
                 per_node.push((nodes, each));

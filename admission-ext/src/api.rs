@@ -87,7 +87,10 @@ impl Api for Memory {
     async fn bind(&self, binding: &Binding) -> Result<(), BindFailure> {
         let mut bound = self.bound.lock();
         if let Some(node) = bound.get(&binding.uid) {
-            return Err(BindFailure::Conflict(format!("pod {} is already assigned to node {node}", binding.name)));
+            return Err(BindFailure::Conflict(format!(
+                "pod {} is already assigned to node {node}",
+                binding.name
+            )));
         }
         bound.insert(Arc::clone(&binding.uid), Arc::clone(&binding.node));
         Ok(())

@@ -1,5 +1,7 @@
 //! Whether, where and on which cards: pure decisions over one node's books.
 
+use std::borrow::Cow;
+
 use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::ledger::{HolderId, Ledger};
 use gpu_migrate_model::place::{NodeView, Placement, Refusal, place};
@@ -39,7 +41,11 @@ pub fn placement(inventory: &Inventory, books: &Books, pod: &PodFacts) -> Result
     if pod.kind == PodKind::Shared && inventory.legacy_only {
         return Err(Refusal::NoCard);
     }
-    let view = NodeView { cards: &books.cards, tree: &inventory.tree, promised: books.promised };
+    let cards = match pod.kind {
+        PodKind::Shared => books.for_shares(inventory),
+        _ => Cow::Borrowed(&books.cards[..]),
+    };
+    let view = NodeView { cards: &cards, tree: &inventory.tree, promised: books.promised };
     place(&view, ask, &pod.constraints)
 }
 
@@ -61,7 +67,7 @@ pub enum Undecided {
 /// Why it does not fit.
 pub fn choose(slot: &Slot, pod: &PodFacts, judge: &Judge) -> Result<Cards, Undecided> {
     let (mut ledger, books) = slot.books_without(|uid| uid == &*pod.uid);
-    let narrowed = judge.card(&books, pod).and_then(|card| {
+    let narrowed = judge.card(&books, &slot.inventory, pod).and_then(|card| {
         let mut narrowed = pod.clone();
         narrowed.constraints.include = vec![books.cards.get(card.position())?.card.uuid.clone()];
         placement(&slot.inventory, &books, &narrowed).ok()
@@ -76,7 +82,11 @@ pub fn choose(slot: &Slot, pod: &PodFacts, judge: &Judge) -> Result<Cards, Undec
 }
 
 /// Writes `cards` into `ledger` by the ledger's own rules.
-fn hold(ledger: &mut Ledger, pod: &PodFacts, cards: &Cards) -> Result<(), gpu_migrate_model::ledger::Refused> {
+fn hold(
+    ledger: &mut Ledger,
+    pod: &PodFacts,
+    cards: &Cards,
+) -> Result<(), gpu_migrate_model::ledger::Refused> {
     for (at, container) in pod.asking().filter(|_| pod.kind == PodKind::Shared) {
         let holder = HolderId::new(&*pod.uid, &container.name);
         for card in cards_of(cards, at) {

@@ -43,7 +43,8 @@ pub struct Shape {
 const MEMORY_MIB: u64 = 81_559;
 const MODEL: &str = "NVIDIA A100-SXM4-80GB";
 /// Cores and blocks of shares, as often as they are listed.
-const SHARES: [(u32, u32); 8] = [(10, 16), (10, 24), (20, 42), (25, 64), (25, 79), (30, 100), (50, 120), (50, 159)];
+const SHARES: [(u32, u32); 8] =
+    [(10, 16), (10, 24), (20, 42), (25, 64), (25, 79), (30, 100), (50, 120), (50, 159)];
 
 /// Name of the node at `at`.
 #[must_use]
@@ -75,7 +76,7 @@ pub fn write(shape: Shape, out: &mut impl Write) -> io::Result<()> {
     for at in 0..shape.waiting {
         let share = SHARES.choose(&mut rng).copied().unwrap_or(SHARES[0]);
         let pod = pod(&format!("waiting-{at}"), shape.seed, at, None, share_limits(share.0, share.1));
-        write!(out, "{}{pod}\n", if shape.nodes + at > 0 { "," } else { "" })?;
+        writeln!(out, "{}{pod}", if shape.nodes + at > 0 { "," } else { "" })?;
     }
     out.write_all(b"]}\n")
 }
@@ -132,15 +133,21 @@ impl Node {
             self.ledger.hold(&holder, *card, Hold::whole()).ok()?;
         }
         let list = chosen.iter().map(|card| card.0.to_string()).collect::<Vec<_>>().join(",");
-        let mut pod =
-            pod(&format!("legacy-{uid}"), seed, uid, Some(&self.name), json!({"nvidia.com/gpu": cards.to_string()}));
+        let mut pod = pod(
+            &format!("legacy-{uid}"),
+            seed,
+            uid,
+            Some(&self.name),
+            json!({"nvidia.com/gpu": cards.to_string()}),
+        );
         pod["metadata"]["annotations"] = json!({format!("{}main", names::LEGACY_CARDS_PREFIX): list});
         Some(pod)
     }
 
     fn add_shared(&mut self, seed: u64, uid: u32, (cores, blocks): (u32, u32)) -> Option<Value> {
         let demand = Demand { cores: Cores(cores), blocks: Blocks(blocks), ..Demand::NONE };
-        let container = ContainerAsk { name: "main".to_owned(), kind: ContainerKind::App, position: 0, demand };
+        let container =
+            ContainerAsk { name: "main".to_owned(), kind: ContainerKind::App, position: 0, demand };
         let ask = PodAsk { containers: vec![container] };
         let (cards, tree) = (self.ledger.view(), self.topology.tree());
         let view = NodeView { cards: &cards, tree: &tree, promised: 0 };
@@ -148,8 +155,7 @@ impl Node {
         let card = *placed.containers.first()?.1.first()?;
         let holder = HolderId::new(uid_text(seed, uid), "main");
         self.ledger.hold(&holder, card, share_of(demand.cores, demand.blocks, Phase::Run)).ok()?;
-        let mut pod =
-            pod(&format!("shared-{uid}"), seed, uid, Some(&self.name), share_limits(cores, blocks));
+        let mut pod = pod(&format!("shared-{uid}"), seed, uid, Some(&self.name), share_limits(cores, blocks));
         pod["metadata"]["annotations"] = json!({
             format!("{}0", names::PREDICATE_GPU_INDEX_PREFIX): card.0.to_string(),
             names::PREDICATE_NODE: self.name,

@@ -40,11 +40,15 @@ impl Kube {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(kube::Error::Api(status))) => Err(match status.code {
                 409 => BindFailure::Conflict(status.message.clone()),
-                400..=499 if status.code != 429 && status.code != 408 => BindFailure::Refused(status.message.clone()),
+                400..=499 if status.code != 429 && status.code != 408 => {
+                    BindFailure::Refused(status.message.clone())
+                }
                 _ => BindFailure::Unknown(status.message.clone()),
             }),
             Ok(Err(other)) => Err(BindFailure::Unknown(other.to_string())),
-            Err(_) => Err(BindFailure::Unknown(format!("no answer from the API server within {:?}", self.timeout))),
+            Err(_) => {
+                Err(BindFailure::Unknown(format!("no answer from the API server within {:?}", self.timeout)))
+            }
         }
     }
 

@@ -13,8 +13,8 @@ use gpu_migrate_model::names;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::{Api, PostParams};
 use kube::Client;
+use kube::api::{Api, PostParams};
 use tokio_util::sync::CancellationToken;
 
 /// How long a Lease is good for without renewal.
@@ -214,7 +214,12 @@ mod tests {
             (LeaseSpec::default(), 34, Step::Take),
         ];
         for (spec, seconds, expected) in table {
-            assert_eq!(observer.decide(&spec, "a", at(seconds)), expected, "at {seconds} s: {:?}", spec.holder_identity);
+            assert_eq!(
+                observer.decide(&spec, "a", at(seconds)),
+                expected,
+                "at {seconds} s: {:?}",
+                spec.holder_identity
+            );
         }
     }
 }

@@ -123,14 +123,22 @@ impl Metrics {
         registry.register("assumptions", "Choices not confirmed by the watch yet", m.assumptions.clone());
         registry.register("nodes", "Nodes known", m.nodes.clone());
         registry.register("pods", "Pods known that ask for cards", m.pods.clone());
-        registry.register("disputed_cards", "Cards found with both kinds or too much on them", m.disputed_cards.clone());
+        registry.register(
+            "disputed_cards",
+            "Cards found with both kinds or too much on them",
+            m.disputed_cards.clone(),
+        );
         registry.register("binds_looked_up", "Binds whose outcome was looked up", m.looked_up.clone());
         registry.register("assumptions_expired", "Assumptions given up", m.expired.clone());
         registry.register("gang_members_released", "Held binds given up", m.gang_released.clone());
         registry.register("gangs_bound", "Gangs bound whole", m.gang_bound.clone());
         registry.register("wakes", "Nodes touched to wake waiting pods", m.wakes.clone());
         registry.register("ready", "1 while this replica may answer", m.ready.clone());
-        registry.register("unauthorized", "Calls without a valid certificate or token", m.unauthorized.clone());
+        registry.register(
+            "unauthorized",
+            "Calls without a valid certificate or token",
+            m.unauthorized.clone(),
+        );
         metrics
     }
 

@@ -16,8 +16,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
-use crate::generate::{self, Shape};
 use crate::engine::{Engine, Leads, Settings, machine_clock};
+use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
 use crate::leader::{self, Candidate};
 use crate::metrics::Metrics;
@@ -48,14 +48,25 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_TLS_DIR", value_name = "DIR")]
     tls_dir: Option<PathBuf>,
     /// DNS names and addresses in a certificate of our own
-    #[arg(long, env = "GPU_MIGRATE_TLS_NAMES", value_name = "NAME,…", value_delimiter = ',',
-          default_value = "localhost,127.0.0.1,gpu-migrate-extender,gpu-migrate-extender.gpu-migrate.svc")]
+    #[arg(
+        long,
+        env = "GPU_MIGRATE_TLS_NAMES",
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "localhost,127.0.0.1,gpu-migrate-extender,gpu-migrate-extender.gpu-migrate.svc"
+    )]
     tls_names: Vec<String>,
     /// Demand a client certificate that one of these CAs has signed
     #[arg(long, env = "GPU_MIGRATE_CLIENT_CA_FILE", value_name = "FILE", requires = "tls_dir")]
     client_ca_file: Option<PathBuf>,
     /// Common or DNS names of the clients that may call [default: whoever the CA has signed]
-    #[arg(long, env = "GPU_MIGRATE_CLIENT_NAMES", value_name = "NAME,…", value_delimiter = ',', requires = "client_ca_file")]
+    #[arg(
+        long,
+        env = "GPU_MIGRATE_CLIENT_NAMES",
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        requires = "client_ca_file"
+    )]
     client_names: Vec<String>,
     /// Demand the token in this file, as bearer token or as basic password (urlPrefix: https://x:TOKEN@host/scheduler)
     #[arg(long, env = "GPU_MIGRATE_TOKEN_FILE", value_name = "FILE")]
@@ -248,7 +259,8 @@ async fn cluster(
         engine.set_leading(Leads::Alone);
         return Ok((engine, wakes));
     };
-    let candidate = Candidate::new(client.clone(), &election.namespace, &leader::lease_name(), &election.identity);
+    let candidate =
+        Candidate::new(client.clone(), &election.namespace, &leader::lease_name(), &election.identity);
     let (leading, stop) = (Arc::clone(&engine), stop.clone());
     tokio::spawn(async move {
         let watching = Arc::clone(&leading);
@@ -268,7 +280,9 @@ async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
                 .with_context(|| format!("--kubeconfig {}", path.display()))?;
             kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?
         }
-        None => kube::Config::infer().await.context("no cluster: give --kubeconfig, or --snapshot to run without one")?,
+        None => kube::Config::infer()
+            .await
+            .context("no cluster: give --kubeconfig, or --snapshot to run without one")?,
     };
     Ok(kube::Client::try_from(config)?)
 }
@@ -307,10 +321,18 @@ impl Served {
         let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
         tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
         if !metrics_bind.is_empty() {
-            let plain = TcpListener::bind(metrics_bind).await.with_context(|| format!("--metrics-bind {metrics_bind}"))?;
+            let plain = TcpListener::bind(metrics_bind)
+                .await
+                .with_context(|| format!("--metrics-bind {metrics_bind}"))?;
             let router = serve::health(Arc::clone(&self.engine), self.registry);
             let service = TowerToHyperService::new(router);
-            tokio::spawn(gpu_migrate_certs::serve::serve(plain, None, service, Limits::default(), stop.clone()));
+            tokio::spawn(gpu_migrate_certs::serve::serve(
+                plain,
+                None,
+                service,
+                Limits::default(),
+                stop.clone(),
+            ));
         }
         let router = TowerToHyperService::new(serve::verbs(self.engine, self.callers));
         gpu_migrate_certs::serve::serve(listener, tls, router, Limits::default(), stop).await;
@@ -322,7 +344,8 @@ fn init_log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("GPU_MIGRATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     // A second initialisation, in tests, is no error worth dying of.
     let _ = match format {
         LogFormat::Text => log.try_init(),

@@ -10,7 +10,7 @@ use gpu_migrate_model::score::{Host, Memo, Mix, Room, Scorer, Shape};
 use gpu_migrate_model::units::CardIndex;
 use parking_lot::Mutex;
 
-use crate::state::node::Books;
+use crate::state::node::{Books, Inventory};
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, Slot};
 
@@ -104,7 +104,8 @@ impl Judge {
             cluster.pods().filter_map(|pod| shape(pod)).for_each(|shape| requests.mix.count(shape));
         }
         requests.since = Some(0);
-        let fleet: Vec<Room> = if self.order == Order::Outlook { kinds_of_nodes(cluster) } else { Vec::new() };
+        let fleet: Vec<Room> =
+            if self.order == Order::Outlook { kinds_of_nodes(cluster) } else { Vec::new() };
         let scorer = Scorer::new(self.order.into(), &requests.mix, &fleet);
         drop(requests);
         *self.memo.lock() = Memo::new(scorer.clone(), cluster.slot_count());
@@ -128,9 +129,12 @@ impl Judge {
                 nodes
                     .map(|node| {
                         let (id, slot) = node?;
-                        let choice = row.choose(id, slot.generation, || Some(room(&slot.books)));
+                        let choice =
+                            row.choose(id, slot.generation, || Some(room(&slot.books, &slot.inventory)));
                         // A node that came after the memo was made.
-                        choice.or_else(|| scorer.choose(&room(&slot.books), &shape)).map(|choice| choice.merit)
+                        choice
+                            .or_else(|| scorer.choose(&room(&slot.books, &slot.inventory), &shape))
+                            .map(|choice| choice.merit)
                     })
                     .collect()
             }
@@ -140,11 +144,11 @@ impl Judge {
 
     /// The card that a share should go to, where the order says something else than the model's evaluators.
     #[must_use]
-    pub fn card(&self, books: &Books, pod: &PodFacts) -> Option<CardIndex> {
+    pub fn card(&self, books: &Books, inventory: &Inventory, pod: &PodFacts) -> Option<CardIndex> {
         if !self.needs_mix() || pod.constraints != Default::default() {
             return None;
         }
-        self.scorer.load().choose(&room(books), &shape(pod)?)?.card
+        self.scorer.load().choose(&room(books, inventory), &shape(pod)?)?.card
     }
 }
 
@@ -152,15 +156,15 @@ fn shape(pod: &PodFacts) -> Option<Shape> {
     Shape::of(pod.ask.as_ref().ok()?)
 }
 
-fn room(books: &Books) -> Room {
-    Room::of(&books.cards, books.promised, Host::AMPLE)
+fn room(books: &Books, inventory: &Inventory) -> Room {
+    Room::of(&books.for_shares(inventory), books.promised, Host::AMPLE)
 }
 
 /// One empty node of each kind that there is.
 fn kinds_of_nodes(cluster: &Cluster) -> Vec<Room> {
     let mut kinds: Vec<Room> = Vec::new();
     for slot in cluster.slots() {
-        let mut empty = room(&slot.books);
+        let mut empty = room(&slot.books, &slot.inventory);
         for card in &mut empty.cards {
             (card.cores, card.blocks, card.free) = (100, card.of_blocks, true);
         }
@@ -188,7 +192,9 @@ pub fn scale<'a>(merits: &[Option<f64>], name: impl Fn(usize) -> &'a str) -> Vec
         score.min(9)
     };
     let mut scores: Vec<u8> = merits.iter().map(|merit| merit.map_or(0, score)).collect();
-    let best = (0..merits.len()).filter(|at| merits[*at].is_some_and(|merit| merit >= most)).min_by_key(|at| name(*at));
+    let best = (0..merits.len())
+        .filter(|at| merits[*at].is_some_and(|merit| merit >= most))
+        .min_by_key(|at| name(*at));
     if let Some(best) = best {
         scores[best] = 10;
     }

@@ -117,7 +117,7 @@ pub fn fill(text: &[u8], path: &str, rules: &Rules, cluster: &mut Cluster) -> Re
             }
             "GPUConfig" => {
                 let config: Config = serde_json::from_str(raw.get()).map_err(bad)?;
-                cluster.set_quotas(config.spec.quotas);
+                cluster.set_config(config.spec);
             }
             other => return Err(SnapshotError::Kind { path: path.to_owned(), at, kind: other.to_owned() }),
         }

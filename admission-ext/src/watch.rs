@@ -9,10 +9,10 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use gpu_migrate_model::crd::{GPUConfig, GPUShadow};
+use gpu_migrate_model::crd::{GPUConfig, GPUConfigSpec, GPUShadow};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::{self, Event};
 use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Deserializer};
 use tokio::sync::watch;
@@ -218,16 +218,16 @@ async fn watch_config(engine: Arc<Engine>, client: Client, synced: &watch::Sende
             synced.send_modify(|synced| synced.config = true);
         }
     };
-    let mut listed = Vec::new();
+    let mut listed = GPUConfigSpec::default();
     follow(Api::<GPUConfig>::all(client), watcher::Config::default(), &undefined, |event| match event {
-        Event::Init => listed = Vec::new(),
-        Event::InitApply(config) => listed = config.spec.quotas,
+        Event::Init => listed = GPUConfigSpec::default(),
+        Event::InitApply(config) => listed = config.spec,
         Event::InitDone => {
-            engine.set_quotas(std::mem::take(&mut listed));
+            engine.set_config(std::mem::take(&mut listed));
             synced.send_modify(|synced| synced.config = true);
         }
-        Event::Apply(config) => engine.set_quotas(config.spec.quotas),
-        Event::Delete(_) => engine.set_quotas(Vec::new()),
+        Event::Apply(config) => engine.set_config(config.spec),
+        Event::Delete(_) => engine.set_config(GPUConfigSpec::default()),
     })
     .await;
 }

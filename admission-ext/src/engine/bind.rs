@@ -220,7 +220,12 @@ impl Engine {
     }
 
     /// Posts the Binding and settles what became of it.
-    pub(super) async fn commit(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) -> Result<(), BindError> {
+    pub(super) async fn commit(
+        &self,
+        pod: &Arc<PodFacts>,
+        node: &str,
+        cards: Cards,
+    ) -> Result<(), BindError> {
         if !self.leads_for(self.settings.api_timeout) {
             // Its answer might come after another replica has begun to look and to bind.
             self.cluster.write().forget(&pod.uid);
@@ -270,7 +275,12 @@ impl Engine {
     }
 
     /// Asks the API server what became of a bind that conflicted, or that it did not answer.
-    async fn outcome_of(&self, pod: &Arc<PodFacts>, node: &str, failure: BindFailure) -> Result<(), BindError> {
+    async fn outcome_of(
+        &self,
+        pod: &Arc<PodFacts>,
+        node: &str,
+        failure: BindFailure,
+    ) -> Result<(), BindError> {
         let certain = matches!(failure, BindFailure::Conflict(_));
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
             Ok(Found::Pod(now)) => match now.node.clone() {
@@ -298,23 +308,23 @@ impl Engine {
     pub(super) async fn resolve(&self, pod: &Arc<PodFacts>) {
         // Otherwise a bind could begin while an answer of before it is on its way here.
         let Some(_mark) = self.mark(&pod.uid) else { return };
+        let assumption = self.cluster.read().assumption(&pod.uid).cloned();
+        // One that began and ended since has started the time anew.
+        let Some(assumption) = assumption.filter(|doubt| doubt.until <= (self.clock)().instant) else {
+            return;
+        };
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
-            Ok(Found::Pod(now)) if now.node.is_some() => self.cluster.write().set_pod(*now),
+            Ok(Found::Pod(now)) if now.node.is_some() => _ = self.cluster.write().set_pod(*now),
             Ok(Found::Pod(_)) => {
-                let node = self.cluster.read().assumption(&pod.uid).map(|assumed| Arc::clone(&assumed.node));
                 let change = self.cluster.write().forget(&pod.uid);
                 self.metrics.expired.inc();
-                if let Some(node) = node {
-                    self.wake_if(change, &node);
-                }
-                change
+                self.wake_if(change, &assumption.node);
             }
-            Ok(Found::Finished | Found::Gone) => self.cluster.write().remove_pod(&pod.uid),
+            Ok(Found::Finished | Found::Gone) => _ = self.cluster.write().remove_pod(&pod.uid),
             Err(problem) => {
                 tracing::warn!(pod = %pod.shown(), problem, "outcome of its bind still unknown; its cards stay reserved");
-                return;
             }
-        };
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! filter and prioritize.
 
+use std::sync::Arc;
+
 use gpu_migrate_model::ask::PodKind;
 
 use super::reasons::Reasons;
@@ -10,12 +12,25 @@ use crate::score::scale;
 use crate::state::node::{NodeFacts, books};
 use crate::state::pod::PodFacts;
 use crate::state::room::Glance;
-use crate::state::Cluster;
+use crate::state::{Cluster, SlotId};
 use crate::wire::answer::{self, Verdict};
 use crate::wire::{Nodes, Request};
 
 /// Nodes looked at before a waiting bind is let in.
 const BETWEEN_BREATHS: usize = 512;
+
+/// Where the pod itself is on the books, from an earlier try; nowhere for most.
+struct Own {
+    slot: Option<SlotId>,
+    assumed: Option<Arc<str>>,
+}
+
+impl Own {
+    fn of(cluster: &Cluster, pod: &PodFacts) -> Self {
+        let assumed = cluster.assumption(&pod.uid).map(|earlier| Arc::clone(&earlier.node));
+        Self { slot: cluster.slot_of(&pod.uid), assumed }
+    }
+}
 
 impl Engine {
     /// Which of the nodes the pod fits on.
@@ -57,7 +72,8 @@ impl Engine {
             let cluster = self.cluster.read();
             let left = |at: &usize| {
                 let name = request.nodes.name(*at);
-                let rooms = cluster.slot(name).map(|slot| (slot.rooms.cores_left(), slot.rooms.blocks_left()));
+                let rooms =
+                    cluster.slot(name).map(|slot| (slot.rooms.cores_left(), slot.rooms.blocks_left()));
                 (rooms.unwrap_or((u32::MAX, u32::MAX)), name.to_owned())
             };
             let fitting = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits);
@@ -93,11 +109,12 @@ impl Engine {
             return (vec![never; nodes.len()], reasons);
         }
         let exceeded = self.exceeded(&cluster, pod);
+        let own = Own::of(&cluster, pod);
         for at in 0..nodes.len() {
             if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);
             }
-            let mut verdict = self.verdict(&cluster, pod, glance, nodes, at, &mut reasons);
+            let mut verdict = self.verdict(&cluster, pod, glance, &own, (nodes, at), &mut reasons);
             if verdict == Verdict::Fits
                 && let Some(slot) = cluster.slot(nodes.name(at)).filter(|_| !exceeded.is_empty())
                 && let Some(quota) = exceeded.iter().find(|quota| quota.applies_to(slot))
@@ -114,24 +131,22 @@ impl Engine {
         cluster: &Cluster,
         pod: &PodFacts,
         glance: Glance,
-        nodes: &Nodes<'_>,
-        at: usize,
+        own: &Own,
+        (nodes, at): (&Nodes<'_>, usize),
         reasons: &mut Reasons,
     ) -> Verdict {
         if pod.kind == PodKind::Plain {
             return Verdict::Fits;
         }
         let name = nodes.name(at);
-        if let Some(earlier) = cluster.assumption(&pod.uid).filter(|earlier| &*earlier.node != name) {
+        if let Some(earlier) = own.assumed.as_ref().filter(|earlier| &***earlier != name) {
             // Its cards there are kept until it is known that it is not bound there.
-            let text = format!("waiting for the outcome of an earlier bind to node {}", earlier.node);
+            let text = format!("waiting for the outcome of an earlier bind to node {earlier}");
             return Verdict::Failed(reasons.text(&text));
         }
-        let answer = match cluster.slot(name) {
-            Some(slot) if slot.pods.contains_key(&pod.uid) => {
-                fits_without(slot, pod, |uid| uid == &*pod.uid)
-            }
-            Some(slot) => fits(slot, pod, glance),
+        let answer = match cluster.numbered_slot(name) {
+            Some((id, slot)) if own.slot == Some(id) => fits_without(slot, pod, |uid| uid == &*pod.uid),
+            Some((_, slot)) => fits(slot, pod, glance),
             None => match self.template(nodes, at) {
                 Some(facts) => {
                     let inventory = facts.inventory(name);
@@ -159,10 +174,9 @@ impl Engine {
 
     /// How good each node is, 0 to 10.
     pub fn prioritize(&self, body: &[u8]) -> Reply {
-        let request = match (self.not_ready(), Request::parse("prioritize", body)) {
-            (None, Ok(request)) => request,
-            // An extender that cannot score says nothing: the scheduler logs and goes on without.
-            _ => return Reply { body: b"[]".to_vec(), outcome: Outcome::Error },
+        let (None, Ok(request)) = (self.not_ready(), Request::parse("prioritize", body)) else {
+            // An extender that cannot score says nothing: the scheduler goes on without.
+            return Reply { body: b"[]".to_vec(), outcome: Outcome::Error };
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
         let cluster = self.cluster.read();

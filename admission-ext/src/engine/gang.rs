@@ -270,9 +270,10 @@ pub(super) fn still_missing<'a>(
     let placed = cluster.members(key).filter(|member| cluster.is_placed(&member.uid)).count();
     let count = (size as usize).saturating_sub(placed);
     let own = pod.filter(|pod| !cluster.is_placed(&pod.uid));
-    let others = cluster.members(key).map(|member| &**member).filter(|member| {
-        !cluster.is_placed(&member.uid) && own.is_none_or(|own| own.uid != member.uid)
-    });
+    let others = cluster
+        .members(key)
+        .map(|member| &**member)
+        .filter(|member| !cluster.is_placed(&member.uid) && own.is_none_or(|own| own.uid != member.uid));
     own.into_iter().chain(others).take(count).collect()
 }
 
@@ -302,7 +303,8 @@ fn could_hold(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
 fn fill_rooms(slot: &Slot, left: &mut Vec<(&PodFacts, Glance)>) {
     let mut rooms: Option<Rooms> = None;
     left.retain(|(pod, glance)| {
-        let fits = |rooms: &Rooms| slot.selected_by(pod) && rooms.look(*glance).is_some_and(|look| look.is_ok());
+        let fits =
+            |rooms: &Rooms| slot.selected_by(pod) && rooms.look(*glance).is_some_and(|look| look.is_ok());
         if !fits(rooms.as_ref().unwrap_or(&slot.rooms)) {
             return true;
         }

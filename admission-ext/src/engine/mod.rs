@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gpu_migrate_model::ask::PodKind;
+use gpu_migrate_model::crd::GPUConfigSpec;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::Api;
@@ -209,9 +210,9 @@ impl Engine {
         let members = |cluster: &Cluster| gang.as_ref().map_or(0, |gang| cluster.members(&gang.key).count());
         let before = members(&cluster);
         cluster.set_pod(pod);
-        let complete = gang.as_ref().is_some_and(|gang| {
-            before < gang.size as usize && members(&cluster) >= gang.size as usize
-        });
+        let complete = gang
+            .as_ref()
+            .is_some_and(|gang| before < gang.size as usize && members(&cluster) >= gang.size as usize);
         drop(cluster);
         if complete {
             self.wake_any();
@@ -245,9 +246,9 @@ impl Engine {
         self.cluster.write().remove_shadow(name);
     }
 
-    /// The owner's quotas.
-    pub fn set_quotas(&self, limits: Vec<gpu_migrate_model::crd::Quota>) {
-        self.cluster.write().set_quotas(limits);
+    /// The owner's GPUConfig.
+    pub fn set_config(&self, config: GPUConfigSpec) {
+        self.cluster.write().set_config(config);
         self.wake_any();
     }
 
@@ -272,7 +273,8 @@ impl Engine {
 
     /// Wakes all waiting pods, by whichever node.
     fn wake_any(&self) {
-        let node = self.cluster.read().slots().find(|slot| slot.facts.is_some()).map(|slot| Arc::clone(&slot.name));
+        let node =
+            self.cluster.read().slots().find(|slot| slot.facts.is_some()).map(|slot| Arc::clone(&slot.name));
         if let Some(node) = node {
             let _ = self.woken.send(node);
         }
@@ -310,6 +312,4 @@ impl Engine {
         self.metrics.assumptions.set(count(cluster.assumption_count()));
         self.metrics.disputed_cards.set(count(cluster.slots().map(|slot| slot.books.disputed()).sum()));
     }
-
 }
-

@@ -17,10 +17,9 @@ impl Engine {
     /// Which victims on which nodes make room for the pod.
     pub fn preempt(&self, body: &[u8]) -> Reply {
         let nothing = |outcome| Reply { body: answer::preemption(&[]), outcome };
-        let args = match (self.not_ready(), PreemptArgs::parse(body)) {
-            (None, Ok(args)) => args,
+        let (None, Ok(args)) = (self.not_ready(), PreemptArgs::parse(body)) else {
             // No node is offered: better no victim than a wrong one.
-            _ => return nothing(Outcome::Error),
+            return nothing(Outcome::Error);
         };
         let pod = PodFacts::read(&args.pod, &self.settings.rules);
         if pod.gang.is_some() {
@@ -54,13 +53,17 @@ fn needed<'a>(
     proposal: &NodeVictims<'a>,
 ) -> Option<Vec<&'a str>> {
     let within_quota = |victims: &[&str]| {
-        let own = victims.iter().filter_map(|uid| cluster.pod(uid)).filter(|victim| victim.namespace == pod.namespace);
+        let own = victims
+            .iter()
+            .filter_map(|uid| cluster.pod(uid))
+            .filter(|victim| victim.namespace == pod.namespace);
         let less = Used::by(own.map(|victim| &**victim));
         let exceeded = cluster.quotas().exceeded(&pod.namespace, Used::by(std::iter::once(pod)), less);
         !exceeded.iter().any(|quota| quota.applies_to(slot))
     };
     let fits = |victims: &[&str]| {
-        within_quota(victims) && fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
+        within_quota(victims)
+            && fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
     };
     let mut victims = proposal.uids.clone();
     if !fits(&victims) {

@@ -87,7 +87,9 @@ fn without_numbers(refusal: &Refusal) -> String {
     match refusal {
         Refusal::FewCards { asked, .. } => format!("too few cards free of other pods, {asked} asked"),
         Refusal::NoShare { asked_cores, asked_blocks, .. } => {
-            format!("no card free of legacy pods has room for the share, {asked_cores} and {asked_blocks} asked")
+            format!(
+                "no card free of legacy pods has room for the share, {asked_cores} and {asked_blocks} asked"
+            )
         }
         other => other.to_string(),
     }
@@ -100,7 +102,8 @@ mod tests {
     #[test]
     fn few_nodes_are_told_with_numbers_and_many_without() {
         let mut reasons = Reasons::default();
-        let verdicts: Vec<Verdict> = (0..3).map(|free| reasons.refuse(Refusal::FewCards { free, asked: 4 })).collect();
+        let verdicts: Vec<Verdict> =
+            (0..3).map(|free| reasons.refuse(Refusal::FewCards { free, asked: 4 })).collect();
         assert_eq!(verdicts, [Verdict::Failed(0), Verdict::Failed(1), Verdict::Failed(2)]);
         assert_eq!(reasons.texts()[1], "1 cards free of other pods, 4 asked");
         assert_eq!(reasons.refuse(Refusal::FewCards { free: 1, asked: 4 }), Verdict::Failed(1));

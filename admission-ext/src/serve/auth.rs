@@ -57,7 +57,8 @@ impl Callers {
     /// Where the file cannot be read or its token is shorter than 16 bytes.
     pub fn with_token_file(mut self, path: &Path) -> Result<Self, CallersError> {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| CallersError::Read { path: shown.clone(), source })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| CallersError::Read { path: shown.clone(), source })?;
         let token = text.trim().as_bytes().to_vec();
         if token.len() < 16 {
             return Err(CallersError::Short { path: shown, got: token.len() });
@@ -95,7 +96,10 @@ fn presented(headers: &HeaderMap) -> Option<Vec<u8>> {
 /// Compares without telling by its duration how much was right.
 fn same(given: &[u8], expected: &[u8]) -> bool {
     let length = u8::from(given.len() != expected.len());
-    let difference = expected.iter().zip(given.iter().chain(std::iter::repeat(&0))).fold(length, |acc, (a, b)| acc | (a ^ b));
+    let difference = expected
+        .iter()
+        .zip(given.iter().chain(std::iter::repeat(&0)))
+        .fold(length, |acc, (a, b)| acc | (a ^ b));
     std::hint::black_box(difference) == 0
 }
 

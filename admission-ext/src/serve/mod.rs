@@ -31,7 +31,10 @@ pub fn verbs(engine: Arc<Engine>, callers: Callers) -> Router {
                 return next.run(request).await;
             }
             engine.metrics().unauthorized.inc();
-            (StatusCode::UNAUTHORIZED, "a bearer token, or a basic password, that matches --token-file is needed\n")
+            (
+                StatusCode::UNAUTHORIZED,
+                "a bearer token, or a basic password, that matches --token-file is needed\n",
+            )
                 .into_response()
         }
     };

@@ -17,6 +17,9 @@ use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
 
+use gpu_migrate_model::crd::GPUConfigSpec;
+use gpu_migrate_model::names;
+
 use self::node::{Books, Found, Inventory, NodeFacts, Placed, ShadowFacts, books};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
@@ -46,13 +49,18 @@ pub struct Slot {
     pub generation: u64,
     shadow: Option<Inventory>,
     contribution: Contribution,
+    /// Cards that shares never use.
+    reserved: Vec<u32>,
     stale: bool,
 }
 
 impl Slot {
     /// The books without these pods, for preemption and for a pod that is already assumed here.
     #[must_use]
-    pub fn books_without(&self, without: impl Fn(&str) -> bool) -> (gpu_migrate_model::ledger::Ledger, Books) {
+    pub fn books_without(
+        &self,
+        without: impl Fn(&str) -> bool,
+    ) -> (gpu_migrate_model::ledger::Ledger, Books) {
         let none = NodeFacts::default();
         let facts = self.facts.as_ref().unwrap_or(&none);
         books(&self.inventory, facts, &self.found, self.pods.values(), without)
@@ -76,6 +84,7 @@ impl Slot {
     fn settle(&mut self) {
         let capacity = || self.facts.as_ref().map(|facts| facts.inventory(&self.name)).unwrap_or_default();
         self.inventory = self.shadow.clone().unwrap_or_else(capacity);
+        self.inventory.reserved.clone_from(&self.reserved);
         self.books = self.books_without(|_| false).1;
         self.rooms = Rooms::of(&self.books, &self.inventory);
         self.generation += 1;
@@ -121,6 +130,8 @@ pub struct Cluster {
     /// UIDs of the members of each gang.
     gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     quotas: Quotas,
+    /// Cards of each pool that shares never use.
+    reserved: HashMap<String, Vec<u32>>,
     /// Slots are settled one by one as they change, but for the first filling.
     loading: bool,
 }
@@ -153,11 +164,18 @@ impl Cluster {
         &self.quotas
     }
 
-    /// New quotas: everything is counted once, and by deltas from then on.
-    pub fn set_quotas(&mut self, limits: Vec<gpu_migrate_model::crd::Quota>) {
-        self.quotas.set(limits);
+    /// What the owner's GPUConfig says. Everything is counted once, and by deltas from then on.
+    pub fn set_config(&mut self, config: GPUConfigSpec) {
+        let reserved = config.node_pools.into_iter().filter(|pool| !pool.reserved_cards.is_empty());
+        let reserved: HashMap<_, _> = reserved.map(|pool| (pool.name, pool.reserved_cards)).collect();
+        if reserved != self.reserved {
+            self.reserved = reserved;
+            (0..self.slots.len()).for_each(|id| self.settle_slot(id));
+        }
+        self.quotas.set(config.quotas);
         for slot in &mut self.slots {
-            slot.contribution = if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(slot) };
+            slot.contribution =
+                if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(slot) };
             self.quotas.add(&slot.contribution);
         }
     }
@@ -219,7 +237,13 @@ impl Cluster {
     /// Whether the pod is on the books of some node: bound, or assumed.
     #[must_use]
     pub fn is_placed(&self, uid: &str) -> bool {
-        self.pods.get(uid).is_some_and(|known| known.slot.is_some())
+        self.slot_of(uid).is_some()
+    }
+
+    /// The number of the node that the pod is on the books of.
+    #[must_use]
+    pub fn slot_of(&self, uid: &str) -> Option<SlotId> {
+        self.pods.get(uid)?.slot
     }
 
     /// The gangs that any pod belongs to.
@@ -384,6 +408,8 @@ impl Cluster {
 
     fn settle_slot(&mut self, id: SlotId) {
         let slot = &mut self.slots[id];
+        let pool = slot.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
+        slot.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
         slot.settle();
         if !self.quotas.is_empty() {
             self.quotas.take_back(&slot.contribution);
@@ -406,4 +432,3 @@ impl Cluster {
         if slot.rooms.more_than(&before) { Change::MoreRoom } else { Change::None }
     }
 }
-

@@ -3,12 +3,13 @@
 //! The books are a pure function of the other three ([`books`]), made anew whenever one of them changes. That costs
 //! microseconds for the dozen pods of a node, and leaves no state that could drift.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use gpu_migrate_model::ask::PodKind;
-use gpu_migrate_model::crd::GPUShadowStatus;
 use gpu_migrate_model::card::{Card, CardState, CardView, Health};
+use gpu_migrate_model::crd::GPUShadowStatus;
 use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase};
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::quantity::Quantity;
@@ -46,10 +47,15 @@ pub struct Amounts {
 impl Amounts {
     fn read<W: Wanted>(map: &Picked<'_, QuantityText<'_>, W>, dialect: &Dialect) -> Self {
         let amount = |resource: &str| {
-            let whole = map.get(resource).and_then(|text| text.0.parse::<Quantity>().ok()).and_then(Quantity::whole);
+            let whole =
+                map.get(resource).and_then(|text| text.0.parse::<Quantity>().ok()).and_then(Quantity::whole);
             whole.and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
         };
-        Self { cores: amount(&dialect.cores), blocks: amount(&dialect.memory), legacy: amount(&dialect.legacy) }
+        Self {
+            cores: amount(&dialect.cores),
+            blocks: amount(&dialect.memory),
+            legacy: amount(&dialect.legacy),
+        }
     }
 
     /// How many cards these amounts speak of.
@@ -64,7 +70,12 @@ impl NodeFacts {
     pub fn read(node: &NodeView<'_>, dialect: &Dialect) -> Self {
         let cordoned = node.metadata.annotations.get(names::CORDONED_CARDS);
         Self {
-            labels: node.metadata.labels.iter().map(|(key, value)| (key.to_owned(), value.to_string())).collect(),
+            labels: node
+                .metadata
+                .labels
+                .iter()
+                .map(|(key, value)| (key.to_owned(), value.to_string()))
+                .collect(),
             cordoned: cordoned
                 .iter()
                 .flat_map(|list| list.split(','))
@@ -94,6 +105,7 @@ impl NodeFacts {
             cards: (0..count).map(card).collect(),
             unhealthy: Vec::new(),
             cordoned: Vec::new(),
+            reserved: Vec::new(),
             tree: Arc::new(Topology::uniform(count as usize, LinkLevel::Sys).tree()),
             // What the plugin withholds is on some card, nobody says which.
             withheld: count.saturating_sub(self.allocatable.cards()),
@@ -113,6 +125,8 @@ pub struct Inventory {
     pub unhealthy: Vec<CardIndex>,
     /// Those that an owner took out of allocation.
     pub cordoned: Vec<CardIndex>,
+    /// Those that shares never use, by the owner's GPUConfig.
+    pub reserved: Vec<u32>,
     /// How they are linked.
     pub tree: Arc<Tree>,
     /// Cards that are not offered although it is not known which.
@@ -129,6 +143,7 @@ impl Default for Inventory {
             cards: Vec::new(),
             unhealthy: Vec::new(),
             cordoned: Vec::new(),
+            reserved: Vec::new(),
             tree: Arc::new(Topology::uniform(0, LinkLevel::Sys).tree()),
             withheld: 0,
             legacy_only: true,
@@ -203,6 +218,19 @@ pub struct Books {
 }
 
 impl Books {
+    /// The cards as shares see them: those reserved for legacy pods are closed.
+    #[must_use]
+    pub fn for_shares(&self, inventory: &Inventory) -> Cow<'_, [CardView]> {
+        if inventory.reserved.is_empty() {
+            return Cow::Borrowed(&self.cards);
+        }
+        let mut cards = self.cards.clone();
+        for card in cards.iter_mut().filter(|card| inventory.reserved.contains(&card.index.0)) {
+            card.state = CardState::Cordoned;
+        }
+        Cow::Owned(cards)
+    }
+
     /// Cards that nobody holds, less those promised.
     #[must_use]
     pub fn free_cards(&self) -> u32 {
@@ -292,11 +320,7 @@ fn record(ledger: &mut Ledger, placed: &Placed, seen: &HashSet<&HolderId>) -> u3
 
 /// What one card of a shared container's demand holds: the whole card for 100·n cores, with its part of the memory.
 #[must_use]
-pub fn share_of(
-    cores: Cores,
-    blocks: Blocks,
-    phase: Phase,
-) -> Hold {
+pub fn share_of(cores: Cores, blocks: Blocks, phase: Phase) -> Hold {
     match cores.whole_cards() {
         Some(cards) => {
             let blocks = Blocks(blocks.0.div_ceil(cards));

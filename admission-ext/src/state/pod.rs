@@ -95,7 +95,12 @@ impl PodFacts {
             constraints: constraints.unwrap_or_default(),
             gang: gang.ok().flatten(),
             gated: pod.is_gated(),
-            node_selector: pod.spec.node_selector.iter().map(|(k, v)| (k.to_owned(), v.to_string())).collect(),
+            node_selector: pod
+                .spec
+                .node_selector
+                .iter()
+                .map(|(k, v)| (k.to_owned(), v.to_string()))
+                .collect(),
             leaving: pod.metadata.deletion_timestamp.is_some(),
             ask,
         }
@@ -105,7 +110,9 @@ impl PodFacts {
     #[must_use]
     pub fn concerns(pod: &PodView<'_>, rules: &Rules) -> bool {
         let dialect = &rules.dialect;
-        [&dialect.legacy, &dialect.cores, &dialect.memory].into_iter().any(|resource| pod.names_resource(resource))
+        [&dialect.legacy, &dialect.cores, &dialect.memory]
+            .into_iter()
+            .any(|resource| pod.names_resource(resource))
     }
 
     /// The containers that ask for cards, with their place in [`PodAsk::containers`].
@@ -137,7 +144,8 @@ pub fn cards_of(cards: &Cards, at: u16) -> impl Iterator<Item = CardIndex> + '_ 
 #[must_use]
 pub fn compact(placement: &Placement) -> Cards {
     let all = placement.containers.iter();
-    let flat = all.flat_map(|(at, cards)| cards.iter().map(|card| (u16::try_from(*at).unwrap_or(u16::MAX), *card)));
+    let flat =
+        all.flat_map(|(at, cards)| cards.iter().map(|card| (u16::try_from(*at).unwrap_or(u16::MAX), *card)));
     flat.collect()
 }
 
@@ -200,22 +208,30 @@ fn read_gang(pod: &PodView<'_>) -> Result<Option<GangRef>, String> {
         Ok(size @ 1..=10_000) => {
             Ok(Some(GangRef { key: format!("{}/{}", pod.namespace(), &**name).into(), size }))
         }
-        _ => Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, &**size)),
+        _ => {
+            Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, &**size))
+        }
     }
 }
 
 fn read_cards(pod: &PodView<'_>, ask: &PodAsk, kind: PodKind) -> Cards {
     let mut cards = Vec::new();
-    for (at, container) in ask.containers.iter().enumerate().filter(|(_, container)| !container.demand.is_none()) {
+    for (at, container) in
+        ask.containers.iter().enumerate().filter(|(_, container)| !container.demand.is_none())
+    {
         let key = match kind {
             PodKind::Legacy => format!("{}{}", names::LEGACY_CARDS_PREFIX, container.name),
             _ => annotation::card_key(container),
         };
         let Some(value) = pod.metadata.annotations.get(&key) else { continue };
         match annotation::read_cards(&key, value) {
-            Ok(read) => cards.extend(read.into_iter().map(|card| (u16::try_from(at).unwrap_or(u16::MAX), card))),
+            Ok(read) => {
+                cards.extend(read.into_iter().map(|card| (u16::try_from(at).unwrap_or(u16::MAX), card)));
+            }
             // The pod then counts as one whose cards are not known, which is the safe side.
-            Err(error) => tracing::warn!(pod = %&*pod.metadata.name, namespace = pod.namespace(), %error, "cards unknown"),
+            Err(error) => {
+                tracing::warn!(pod = %&*pod.metadata.name, namespace = pod.namespace(), %error, "cards unknown");
+            }
         }
     }
     cards.into()
@@ -238,7 +254,9 @@ fn read_constraints(pod: &PodView<'_>) -> Result<Constraints, String> {
     let same_numa = match get(names::SAME_NUMA) {
         None | Some("false") => false,
         Some("true") => true,
-        Some(other) => return Err(format!("annotation {}: {other:?}: expected true or false", names::SAME_NUMA)),
+        Some(other) => {
+            return Err(format!("annotation {}: {other:?}: expected true or false", names::SAME_NUMA));
+        }
     };
     Ok(Constraints {
         models: list(names::CARD_MODEL),

@@ -38,7 +38,9 @@ impl Used {
 
     /// The sum of what these pods ask for.
     pub fn by<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> Self {
-        pods.filter(|pod| pod.kind == PodKind::Shared).map(|pod| Self::of(pod.demand())).fold(Self::default(), Self::plus)
+        pods.filter(|pod| pod.kind == PodKind::Shared)
+            .map(|pod| Self::of(pod.demand()))
+            .fold(Self::default(), Self::plus)
     }
 
     fn plus(self, other: Self) -> Self {
@@ -46,7 +48,10 @@ impl Used {
     }
 
     fn minus(self, other: Self) -> Self {
-        Self { cores: self.cores.saturating_sub(other.cores), blocks: self.blocks.saturating_sub(other.blocks) }
+        Self {
+            cores: self.cores.saturating_sub(other.cores),
+            blocks: self.blocks.saturating_sub(other.blocks),
+        }
     }
 }
 
@@ -88,14 +93,21 @@ impl Quotas {
 
     pub(super) fn add(&mut self, contribution: &Contribution) {
         for (namespace, used) in &contribution.by_namespace {
-            let sum = self.used.entry(Arc::clone(namespace)).or_default().entry(contribution.place.clone()).or_default();
+            let sum = self
+                .used
+                .entry(Arc::clone(namespace))
+                .or_default()
+                .entry(contribution.place.clone())
+                .or_default();
             *sum = sum.plus(*used);
         }
     }
 
     pub(super) fn take_back(&mut self, contribution: &Contribution) {
         for (namespace, used) in &contribution.by_namespace {
-            if let Some(sum) = self.used.get_mut(namespace).and_then(|places| places.get_mut(&contribution.place)) {
+            if let Some(sum) =
+                self.used.get_mut(namespace).and_then(|places| places.get_mut(&contribution.place))
+            {
                 *sum = sum.minus(*used);
             }
         }

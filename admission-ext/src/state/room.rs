@@ -31,7 +31,10 @@ pub struct Room {
 pub struct Rooms {
     /// In the order of [`gpu_migrate_model::units::CardIndex`].
     pub cards: Box<[Room]>,
+    /// Cards that legacy pods can get.
     free: u32,
+    /// Cards that shared pods can get whole or begin.
+    free_for_shares: u32,
     legacy_only: bool,
 }
 
@@ -75,14 +78,29 @@ impl Rooms {
     /// The rooms of these books.
     #[must_use]
     pub fn of(books: &Books, inventory: &Inventory) -> Self {
-        let cards = books.cards.iter().map(|card| Room {
-            cores: if card.takes_shares() { u16::try_from(card.cores_left.0).unwrap_or(u16::MAX) } else { 0 },
-            free: card.state == CardState::Free,
-            open: card.takes_shares(),
-            blocks: card.blocks_left.0,
-            of_blocks: card.blocks.0,
-        });
-        Self { cards: cards.collect(), free: books.free_cards(), legacy_only: inventory.legacy_only }
+        let cards: Box<[Room]> = books
+            .for_shares(inventory)
+            .iter()
+            .map(|card| Room {
+                cores: if card.takes_shares() {
+                    u16::try_from(card.cores_left.0).unwrap_or(u16::MAX)
+                } else {
+                    0
+                },
+                free: card.state == CardState::Free,
+                open: card.takes_shares(),
+                blocks: card.blocks_left.0,
+                of_blocks: card.blocks.0,
+            })
+            .collect();
+        let free_for_shares =
+            u32::try_from(cards.iter().filter(|card| card.free).count()).unwrap_or(u32::MAX);
+        Self {
+            free_for_shares: free_for_shares.saturating_sub(books.promised),
+            free: books.free_cards(),
+            legacy_only: inventory.legacy_only,
+            cards,
+        }
     }
 
     /// Whether a pod fits; `None` where only placing it will tell.
@@ -111,15 +129,15 @@ impl Rooms {
         if roomy < asked as usize {
             return Some(Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig }));
         }
-        if self.free < asked {
-            return Some(Err(Refusal::FewCards { free: self.free, asked }));
+        if self.free_for_shares < asked {
+            return Some(Err(Refusal::FewCards { free: self.free_for_shares, asked }));
         }
         // Cards of different memory on one node are for placement to sort out.
         (roomy == self.cards.len()).then_some(Ok(()))
     }
 
     fn look_share(&self, cores: Cores, blocks: Blocks) -> Result<(), Refusal> {
-        let spare = self.free > 0;
+        let spare = self.free_for_shares > 0;
         let fits = |card: &Room| {
             card.open && u32::from(card.cores) >= cores.0 && card.blocks >= blocks.0 && (spare || !card.free)
         };
@@ -148,17 +166,20 @@ impl Rooms {
             Glance::Legacy(cards) => self.take_whole(cards, 0),
             Glance::Whole(cards, blocks) => self.take_whole(cards, blocks.0.div_ceil(cards.max(1))),
             Glance::Share(cores, blocks) => {
-                let spare = self.free > 0;
+                let spare = self.free_for_shares > 0;
                 let fits = |card: &&mut Room| {
                     card.open
                         && u32::from(card.cores) >= cores.0
                         && card.blocks >= blocks.0
                         && (spare || !card.free)
                 };
-                let Some(card) = self.cards.iter_mut().filter(fits).min_by_key(|card| (card.cores, card.blocks)) else {
+                let Some(card) =
+                    self.cards.iter_mut().filter(fits).min_by_key(|card| (card.cores, card.blocks))
+                else {
                     return;
                 };
-                self.free -= u32::from(card.free);
+                self.free = self.free.saturating_sub(u32::from(card.free));
+                self.free_for_shares = self.free_for_shares.saturating_sub(u32::from(card.free));
                 card.free = false;
                 card.cores = card.cores.saturating_sub(u16::try_from(cores.0).unwrap_or(u16::MAX));
                 card.blocks = card.blocks.saturating_sub(blocks.0);
@@ -171,6 +192,7 @@ impl Rooms {
         for card in fitting.take(cards as usize) {
             *card = Room { cores: 0, blocks: 0, free: false, open: false, ..*card };
             self.free = self.free.saturating_sub(1);
+            self.free_for_shares = self.free_for_shares.saturating_sub(1);
         }
     }
 
@@ -196,8 +218,13 @@ impl Rooms {
     #[must_use]
     pub fn more_than(&self, before: &Self) -> bool {
         self.free > before.free
+            || self.free_for_shares > before.free_for_shares
             || self.cards.len() > before.cards.len()
             || !self.legacy_only && before.legacy_only
-            || self.cards.iter().zip(&before.cards).any(|(now, then)| now.cores > then.cores || now.blocks > then.blocks)
+            || self
+                .cards
+                .iter()
+                .zip(&before.cards)
+                .any(|(now, then)| now.cores > then.cores || now.blocks > then.blocks)
     }
 }

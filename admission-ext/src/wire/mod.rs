@@ -21,7 +21,9 @@ use self::pod::PodView;
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The body is not the JSON that the verb takes.
-    #[error("{verb}: the body is not what kube-scheduler sends: {source}; expected the fields of extender/v1 {kind}")]
+    #[error(
+        "{verb}: the body is not what kube-scheduler sends: {source}; expected the fields of extender/v1 {kind}"
+    )]
     Body {
         /// The verb that was called.
         verb: &'static str,

@@ -13,7 +13,8 @@ fn capture(name: &str) -> (Vec<u8>, Value) {
 }
 
 fn json(answer: &[u8]) -> Value {
-    serde_json::from_slice(answer).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(answer)))
+    serde_json::from_slice(answer)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(answer)))
 }
 
 #[test]
@@ -32,7 +33,9 @@ fn names_of_a_filter_are_borrowed_from_the_body() {
 
 #[test]
 fn a_filter_answer_that_lets_all_pass_is_what_the_scheduler_accepted() {
-    for name in ["filter-names.json", "filter-nodes.json", "filter-1.20.json", "filter-init-container-only.json"] {
+    for name in
+        ["filter-names.json", "filter-nodes.json", "filter-1.20.json", "filter-init-container-only.json"]
+    {
         let (body, accepted) = capture(name);
         let request = Request::parse("filter", &body).unwrap();
         let answer = json(&answer::filter(&request.nodes, &vec![Verdict::Fits; request.nodes.len()], &[]));

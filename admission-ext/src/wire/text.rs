@@ -207,7 +207,8 @@ impl<T: IntoOwned> IntoOwned for Vec<T> {
 impl<V: IntoOwned, W: 'static> IntoOwned for Picked<'_, V, W> {
     type Owned = Picked<'static, V::Owned, W>;
     fn into_owned(self) -> Self::Owned {
-        let entries = self.entries.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect();
+        let entries =
+            self.entries.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect();
         Picked { entries, wanted: std::marker::PhantomData }
     }
 }

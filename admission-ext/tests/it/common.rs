@@ -1,6 +1,5 @@
 //! A cluster for tests: objects as JSON, an engine over them, calls as the scheduler makes them.
 
-
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::{Api, Memory};

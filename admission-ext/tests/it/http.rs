@@ -32,10 +32,12 @@ async fn every_verb_answers_200_on_its_path() {
     let engine = engine(&[node("a", 2, 16), pod.clone()]);
     let router = verbs(engine, Callers::anyone());
     let names = json!({"Pod": pod, "Nodes": null, "NodeNames": ["a"]});
-    let whole = json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("a", 2, 16)]}, "NodeNames": null});
+    let whole =
+        json!({"Pod": pod, "Nodes": {"metadata": {}, "items": [node("a", 2, 16)]}, "NodeNames": null});
     let victims = json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": {}});
     let binding = json!({"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "a"});
-    let fits = r#"{"Nodes":null,"NodeNames":["a"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#;
+    let fits =
+        r#"{"Nodes":null,"NodeNames":["a"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#;
     let table = [
         ("filter", &names, fits),
         ("filter-dryrun", &names, fits),
@@ -50,8 +52,14 @@ async fn every_verb_answers_200_on_its_path() {
         assert!(text.contains(expected), "{verb}: {text}");
     }
     let (status, text) = call(&router, "POST", "/scheduler/filter", "", &json!({})).await;
-    assert!(status == StatusCode::OK && text.contains("missing field `Pod`"), "an Error that the scheduler logs: {text}");
-    assert_eq!(call(&router, "GET", "/scheduler/filter", "", &json!({})).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(
+        status == StatusCode::OK && text.contains("missing field `Pod`"),
+        "an Error that the scheduler logs: {text}"
+    );
+    assert_eq!(
+        call(&router, "GET", "/scheduler/filter", "", &json!({})).await.0,
+        StatusCode::METHOD_NOT_ALLOWED
+    );
     assert_eq!(call(&router, "POST", "/scheduler/unbind", "", &json!({})).await.0, StatusCode::NOT_FOUND);
 }
 

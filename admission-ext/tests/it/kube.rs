@@ -6,8 +6,8 @@ use std::time::Duration;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::Settings;
 use gpu_migrate_admission_ext::kube_api::Kube;
-use gpu_migrate_admission_ext::watch;
 use gpu_migrate_admission_ext::state::pod::Rules;
+use gpu_migrate_admission_ext::watch;
 use http::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -56,7 +56,12 @@ fn binding() -> Binding {
 async fn a_binding_carries_uid_node_and_cards_in_one_post() {
     let (client, mut handle) = mocked();
     let server = tokio::spawn(async move {
-        answer(&mut handle, 201, json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})).await
+        answer(
+            &mut handle,
+            201,
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}),
+        )
+        .await
     });
     assert_eq!(api(client).bind(&binding()).await, Ok(()));
     let (method, path, body) = server.await.unwrap();
@@ -107,7 +112,8 @@ async fn a_pod_of_the_same_name_is_not_the_same_pod() {
 #[tokio::test]
 async fn a_node_is_touched_by_one_annotation() {
     let (client, mut handle) = mocked();
-    let server = tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "a"}})).await });
+    let server =
+        tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "a"}})).await });
     api(client).touch_node("a").await.unwrap();
     let (method, path, body) = server.await.unwrap();
     assert_eq!((method.as_str(), path.as_str()), ("PATCH", "/api/v1/nodes/a?"));
@@ -118,7 +124,8 @@ async fn a_node_is_touched_by_one_annotation() {
 #[tokio::test]
 async fn a_gate_is_lifted_by_its_name_and_only_from_this_pod() {
     let (client, mut handle) = mocked();
-    let server = tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "p"}})).await });
+    let server =
+        tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "p"}})).await });
     let engine = engine(&[shared("p", &[(50, 4)])]);
     let pod = engine.read(|cluster| Arc::clone(cluster.pod("uid-p").unwrap()));
     api(client).lift_gate(&pod).await.unwrap();
@@ -129,7 +136,13 @@ async fn a_gate_is_lifted_by_its_name_and_only_from_this_pod() {
 }
 
 /// Answers list calls from `lists`, and each first watch with `events`; later watches hang.
-async fn serve_watches(mut handle: Handle, pods: Vec<Value>, nodes: Vec<Value>, shadows: Option<Vec<Value>>, events: Vec<Value>) {
+async fn serve_watches(
+    mut handle: Handle,
+    pods: Vec<Value>,
+    nodes: Vec<Value>,
+    shadows: Option<Vec<Value>>,
+    events: Vec<Value>,
+) {
     let mut watched = false;
     while let Some((request, send)) = handle.next_request().await {
         let uri = request.uri().to_string();
@@ -141,7 +154,10 @@ async fn serve_watches(mut handle: Handle, pods: Vec<Value>, nodes: Vec<Value>, 
                 continue;
             }
             watched = true;
-            assert!(uri.contains("fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"), "{uri}");
+            assert!(
+                uri.contains("fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"),
+                "{uri}"
+            );
             (200, events.iter().map(|event| format!("{event}\n")).collect::<String>())
         } else {
             let items = match () {
@@ -150,7 +166,9 @@ async fn serve_watches(mut handle: Handle, pods: Vec<Value>, nodes: Vec<Value>, 
                 () => shadows.as_ref(),
             };
             match items {
-                Some(items) => (200, json!({"metadata": {"resourceVersion": "7"}, "items": items}).to_string()),
+                Some(items) => {
+                    (200, json!({"metadata": {"resourceVersion": "7"}, "items": items}).to_string())
+                }
                 None => (404, failure(404, "no such resource").to_string()),
             }
         };

@@ -1,5 +1,7 @@
 //! What the crate promises, called as the scheduler calls it. One binary, so that it links once.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests are tests
+
 mod common;
 mod gangs;
 mod http;

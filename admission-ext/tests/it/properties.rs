@@ -13,8 +13,8 @@ use gpu_migrate_admission_ext::score::Order;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use gpu_migrate_admission_ext::state::room::Glance;
 use proptest::prelude::*;
-use rand::rngs::StdRng;
 use rand::SeedableRng as _;
+use rand::rngs::StdRng;
 use serde_json::{Value, json};
 
 use crate::common::*;
@@ -35,29 +35,39 @@ fn any_node() -> impl Strategy<Value = Vec<Value>> {
         3 => (1u32..=99, 1u32..=8).prop_map(Some),
         1 => Just(Some((0, 0))),
     ];
-    (prop::collection::vec((on_card, 1u64..=2), 0..6), 0u32..=2, any::<bool>()).prop_map(|(cards, unknown, sick)| {
-        let mut items = vec![node("a", u32::try_from(cards.len()).unwrap(), 16)];
-        let mut published = shadow("a", cards.len(), 16, &[]);
-        for (at, (on, size)) in cards.iter().enumerate() {
-            published["status"]["cards"][at]["memoryMiB"] = json!(size * 8 * 256);
-            match on {
-                None => {}
-                Some((0, _)) => {
-                    published["status"]["cards"][at]["holders"] = json!([{"uid": format!("uid-l{at}"), "container": "main"}]);
-                    items.push(bound(legacy(&format!("l{at}"), 1), "a", ""));
+    (prop::collection::vec((on_card, 1u64..=2), 0..6), 0u32..=2, any::<bool>(), any::<bool>()).prop_map(
+        |(cards, unknown, sick, reserved)| {
+            let mut items = vec![node("a", u32::try_from(cards.len()).unwrap(), 16)];
+            let mut published = shadow("a", cards.len(), 16, &[]);
+            for (at, (on, size)) in cards.iter().enumerate() {
+                published["status"]["cards"][at]["memoryMiB"] = json!(size * 8 * 256);
+                match on {
+                    None => {}
+                    Some((0, _)) => {
+                        published["status"]["cards"][at]["holders"] =
+                            json!([{"uid": format!("uid-l{at}"), "container": "main"}]);
+                        items.push(bound(legacy(&format!("l{at}"), 1), "a", ""));
+                    }
+                    Some(share) => {
+                        items.push(bound(shared(&format!("s{at}"), &[*share]), "a", &at.to_string()))
+                    }
                 }
-                Some(share) => items.push(bound(shared(&format!("s{at}"), &[*share]), "a", &at.to_string())),
             }
+            if sick && !cards.is_empty() {
+                published["status"]["cards"][0]["health"] = json!("Unhealthy");
+            }
+            if unknown > 0 {
+                items.push(bound(legacy("unknown", unknown), "a", ""));
+            }
+            items.push(published);
+        if reserved {
+            items[0]["metadata"]["labels"] = json!({"gpu-migrate.io/pool": "x"});
+            let pools = json!([{"name": "x", "reservedCards": [0]}]);
+            items.push(json!({"kind": "GPUConfig", "metadata": {"name": "cluster"}, "spec": {"nodePools": pools}}));
         }
-        if sick && !cards.is_empty() {
-            published["status"]["cards"][0]["health"] = json!("Unhealthy");
-        }
-        if unknown > 0 {
-            items.push(bound(legacy("unknown", unknown), "a", ""));
-        }
-        items.push(published);
-        items
-    })
+            items
+        },
+    )
 }
 
 proptest! {
@@ -241,7 +251,10 @@ fn assert_no_overcommit(bound: &HashMap<Arc<str>, Binding>, seed: u64) {
         *sum = (sum.0 + cores, sum.1 + blocks);
     }
     for (card, (cores, blocks)) in &used {
-        assert!(*cores <= 100 && *blocks <= 16, "seed {seed}: {card:?} has {cores} cores and {blocks} blocks");
+        assert!(
+            *cores <= 100 && *blocks <= 16,
+            "seed {seed}: {card:?} has {cores} cores and {blocks} blocks"
+        );
     }
 }
 
@@ -267,12 +280,15 @@ fn a_killed_leader_loses_no_pod_and_overcommits_nothing() {
             items
         };
         let run = |kill_at: Option<usize>| {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
             let items = world(&api.bound.lock().clone());
-            let engine = engine_at(api.clock(), Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
+            let engine =
+                engine_at(api.clock(), Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
             let (passing, passed) = (Arc::clone(&api), Arc::clone(&engine));
             runtime.spawn(async move { passing.pass(passed).await });
-            let waiting = items.iter().filter(|item| item["kind"] == "Pod" && item["spec"]["nodeName"].is_null());
+            let waiting =
+                items.iter().filter(|item| item["kind"] == "Pod" && item["spec"]["nodeName"].is_null());
             let calls: Vec<_> = waiting
                 .enumerate()
                 .map(|(at, pod)| {
@@ -294,7 +310,10 @@ fn a_killed_leader_loses_no_pod_and_overcommits_nothing() {
         };
         run(Some(20 + 30 * seed as usize));
         let before = api.bound.lock().len();
-        assert!(before > 0 && before < 200, "seed {seed}: killed with {before} bound; the test would show nothing");
+        assert!(
+            before > 0 && before < 200,
+            "seed {seed}: killed with {before} bound; the test would show nothing"
+        );
         run(None);
         let bound = api.bound.lock();
         assert_eq!(bound.len(), 200, "seed {seed}: pods were lost");
@@ -352,7 +371,11 @@ async fn nothing_is_overcommitted_whatever_is_lost() {
         for (pod, told) in pods.iter().zip(told) {
             let uid = pod["metadata"]["uid"].as_str().unwrap();
             if let Some(node) = told.unwrap() {
-                assert_eq!(bound.get(uid).map(|binding| &*binding.node), Some(&*node), "seed {seed}: {uid} was told bound");
+                assert_eq!(
+                    bound.get(uid).map(|binding| &*binding.node),
+                    Some(&*node),
+                    "seed {seed}: {uid} was told bound"
+                );
             }
         }
         assert!(bound.len() > 40, "seed {seed}: only {} bound; the test would show nothing", bound.len());

@@ -121,12 +121,10 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
     let pod = shared("p", &[(20, 2)]);
     let scores = |engine| prioritize(engine, &pod, &["empty", "half", "busy"]);
     let binpack = engine(&items);
-    let expected = json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 6}, {"Host": "busy", "Score": 10}]);
+    let expected =
+        json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 6}, {"Host": "busy", "Score": 10}]);
     assert_eq!(scores(&binpack), expected);
-    let settings = Settings {
-        order: Order::Spread,
-        ..Default::default()
-    };
+    let settings = Settings { order: Order::Spread, ..Default::default() };
     let spread = engine_with(Arc::new(Memory::default()), settings, &items);
     assert_eq!(scores(&spread)[0], json!({"Host": "empty", "Score": 10}));
 }
@@ -223,7 +221,10 @@ async fn a_quota_limits_a_namespace_in_a_pool_or_on_a_model() {
     assert_eq!(bind(&engine, &pods[1], "x1").await, reason);
     assert_eq!(bind(&engine, &pods[1], "t").await, "");
     let answer = filter(&engine, &pods[2], &["t", "y"]);
-    assert_eq!(answer["FailedNodes"]["t"], "quota of namespace default on Tesla T4: 4 of 6 blocks used, 4 asked");
+    assert_eq!(
+        answer["FailedNodes"]["t"],
+        "quota of namespace default on Tesla T4: 4 of 6 blocks used, 4 asked"
+    );
     // A victim of the same namespace gives its part back, one of another does not.
     let victims = json!({"x1": {"Pods": [{"UID": "uid-old"}], "NumPDBViolations": 0}});
     assert_eq!(preempt(&engine, &pods[3], victims.clone())["x1"], victims["x1"]);
@@ -232,8 +233,21 @@ async fn a_quota_limits_a_namespace_in_a_pool_or_on_a_model() {
     // What goes is given back, by deltas.
     engine.remove_pod("uid-old");
     assert_eq!(passing(&engine, &pods[3], &["x1"]), ["x1"]);
-    engine.set_quotas(Vec::new());
+    engine.set_config(Default::default());
     assert_eq!(passing(&engine, &pods[2], &nodes), nodes);
+}
+
+#[test]
+fn reserved_cards_are_for_legacy_pods_alone() {
+    let config = json!({"kind": "GPUConfig", "metadata": {"name": "cluster"},
+                        "spec": {"nodePools": [{"name": "x", "reservedCards": [0, 2]}]}});
+    let engine = engine(&[config, in_pool(node("a", 3, 16), "x", "A100")]);
+    let fits = |pod| !passing(&engine, &pod, &["a"]).is_empty();
+    assert!(fits(shared("s", &[(100, 0)])));
+    assert!(!fits(shared("s", &[(200, 0)])));
+    assert!(!fits(shared("s", &[(60, 2), (60, 2)])), "placed for real, as it has two containers");
+    assert!(fits(legacy("l", 3)));
+    assert!(!fits(legacy("l", 4)));
 }
 
 /// gpu-admission's published vector (`pkg/predicate/gpu_predicate_test.go`).
@@ -246,7 +260,8 @@ async fn predicates_choose_as_gpu_admission_does() {
         (&[(200, 10)], "node2"),
         (&[(10, 2)], "node0"),
     ];
-    let pods: Vec<_> = vector.iter().enumerate().map(|(at, (ask, _))| shared(&format!("p{at}"), ask)).collect();
+    let pods: Vec<_> =
+        vector.iter().enumerate().map(|(at, (ask, _))| shared(&format!("p{at}"), ask)).collect();
     for compatible in [true, false] {
         let mut settings = Settings::default();
         settings.rules.whole_card_memory = !compatible;
@@ -284,9 +299,17 @@ fn victims_are_those_whose_card_helps() {
     let engine = engine(&items);
     let all = json!({"a": {"Pods": [{"UID": "uid-l"}, {"UID": "uid-s60"}, {"UID": "uid-s30"}], "NumPDBViolations": 1}});
     let kept = preempt(&engine, &shared("p", &[(35, 4)]), all.clone());
-    assert_eq!(kept, json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 1}}), "40 cores are enough");
+    assert_eq!(
+        kept,
+        json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 1}}),
+        "40 cores are enough"
+    );
     let kept = preempt(&engine, &legacy("p", 1), all.clone());
-    assert_eq!(kept["a"]["Pods"], json!([{"UID": "uid-s60"}, {"UID": "uid-s30"}]), "a legacy pod needs a whole card");
+    assert_eq!(
+        kept["a"]["Pods"],
+        json!([{"UID": "uid-s60"}, {"UID": "uid-s30"}]),
+        "a legacy pod needs a whole card"
+    );
     let kept = preempt(&engine, &shared("p", &[(200, 0)]), all.clone());
     assert_eq!(kept["a"]["Pods"].as_array().unwrap().len(), 3);
     assert_eq!(preempt(&engine, &shared("p", &[(300, 0)]), all), json!({}), "no departure helps");
