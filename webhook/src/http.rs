@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
@@ -63,6 +63,7 @@ async fn nothing_here(uri: Uri) -> Response {
 }
 
 async fn mutate(State(context): State<Context>, request: Request) -> Response {
+    let version = request.version();
     let mut response = review(&context, request).await.unwrap_or_else(|rejection| {
         let Rejection { status, reason, message } = rejection;
         context.metrics.reject(reason);
@@ -73,7 +74,8 @@ async fn mutate(State(context): State<Context>, request: Request) -> Response {
         }
         response
     });
-    if context.leaving.load(Ordering::Relaxed) {
+    // HTTP/2 has no such header: there the drain itself says goodbye.
+    if version < Version::HTTP_2 && context.leaving.load(Ordering::Relaxed) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
@@ -141,12 +143,17 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 async fn read(body: Body) -> Result<Bytes, Rejection> {
+    let too_large = || {
+        let message = format!("the body is larger than {LARGEST_BODY} bytes");
+        Rejection::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    };
+    // What announces its length is refused before it is read.
+    if body.size_hint().lower() > LARGEST_BODY as u64 {
+        return Err(too_large());
+    }
     match Limited::new(body, LARGEST_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message = format!("the body is larger than {LARGEST_BODY} bytes");
-            Err(Rejection::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message))
-        }
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => {
             Err(Rejection::new(StatusCode::BAD_REQUEST, "aborted", format!("the body broke off: {error}")))
         }

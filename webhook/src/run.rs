@@ -12,6 +12,7 @@ use gpu_migrate_certs::{Certs, ClientAuth, Keeper, Lifetimes, Limits, Options, S
 use hyper_util::service::TowerToHyperService;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -65,6 +66,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     tasks.spawn("certificates", keeper.run(stop.clone()));
     let wanted = Registration { settings, ..Registration::new(address, &namespace) };
     let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
+
+    if let Some(registered) = registered.clone() {
+        tasks.spawn("registration metric", count_registered(registered, metrics.registered.clone()));
+    }
 
     let context = Context::new(store.snapshot(), metrics, limits.max_in_flight);
     let readiness = readiness(context.clone(), certs.clone(), listed, registered);
@@ -161,6 +166,15 @@ fn register(
     None
 }
 
+async fn count_registered(mut registered: watch::Receiver<bool>, gauge: Gauge) {
+    loop {
+        gauge.set(i64::from(*registered.borrow_and_update()));
+        if registered.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 fn needs_cluster(tls: &TlsArgs, registration: &RegistrationArgs) -> bool {
     tls.tls_dir.is_none() || registration.register || registration.inject_ca
 }
@@ -253,7 +267,6 @@ fn readiness(
 ) -> Readiness {
     Arc::new(move || {
         let known = registered.as_ref().is_none_or(|registered| *registered.borrow());
-        context.metrics.registered.set(i64::from(registered.is_some() && known));
         if context.leaving.load(Ordering::Relaxed) {
             return Err("leaving".into());
         }

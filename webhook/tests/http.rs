@@ -223,6 +223,13 @@ async fn bad_bodies_get_a_proper_answer() {
 }
 
 #[tokio::test]
+async fn a_body_of_unknown_length_is_cut_at_the_limit() {
+    let chunk = || Ok::<_, std::io::Error>(vec![b' '; 1 << 20]);
+    let endless = Body::from_stream(futures::stream::repeat_with(chunk));
+    assert_eq!(send(&context(json!({})), post(endless)).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test]
 async fn the_largest_body_still_goes_through() {
     let mut body = capture("bare-pod").to_string().into_bytes();
     body.resize(LARGEST_BODY, b' ');

@@ -1,6 +1,6 @@
 //! Policies from GPUMigration objects and labels from Namespaces, both watched. Nothing is asked while a review waits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,15 +9,17 @@ use futures::StreamExt;
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_model::names;
 use k8s_openapi::api::core::v1::Namespace;
+use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::Store;
 use super::conditions::{self, Verdict};
+use crate::compile::Rejected;
 
 /// The two watches.
 pub struct ClusterSource {
@@ -25,6 +27,15 @@ pub struct ClusterSource {
     store: Store,
     label_keys: Vec<String>,
     ready: Arc<Ready>,
+    /// What is in force.
+    published: Option<Published>,
+}
+
+/// The policies that were put into force last.
+struct Published {
+    /// Each one's UID and generation.
+    specs: BTreeSet<(Option<String>, Option<i64>)>,
+    rejected: Vec<Rejected>,
 }
 
 #[derive(Default)]
@@ -59,7 +70,7 @@ impl ClusterSource {
     pub fn new(client: Client, store: Store) -> Self {
         let labels = &store.settings.labels;
         let label_keys = vec![labels.opt_in.clone(), labels.project.clone(), names::VOID_GUARD.to_owned()];
-        Self { client, store, label_keys, ready: Arc::default() }
+        Self { client, store, label_keys, ready: Arc::default(), published: None }
     }
 
     /// A part of readiness.
@@ -69,7 +80,7 @@ impl ClusterSource {
     }
 
     /// Watches until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         let (verdicts, receiver) = mpsc::channel(64);
         let reporting = tokio::spawn(conditions::run(self.client.clone(), receiver));
         let mut policies = Gathered::<Guarded>::default();
@@ -84,7 +95,7 @@ impl ClusterSource {
                 Some(event) = policy_events.next() => match event {
                     Ok(event) => if policies.take(event, Guarded::clone) {
                         self.ready.policies.store(true, Ordering::Release);
-                        self.publish(&policies.live, &verdicts).await;
+                        self.publish(&policies.live, &verdicts);
                     },
                     Err(error) => self.failed("GPUMigrations", &error),
                 },
@@ -113,20 +124,30 @@ impl ClusterSource {
         Arc::new(ours.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 
-    async fn publish(&self, live: &HashMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
+    /// Puts the policies into force if a spec changed, and reports on each. Their statuses change all the time.
+    fn publish(&mut self, live: &HashMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
         let readable: Vec<&GPUMigration> =
             live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
-        let broken = live.values().filter_map(|guarded| guarded.0.as_ref().err());
-        let unreadable: Vec<String> =
-            broken.clone().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
-        let rejected = self.store.set_policies(readable.iter().copied(), &unreadable);
-        let mut report: Vec<Verdict> = broken.map(Verdict::unreadable).collect();
+        let broken: Vec<&InvalidObject> =
+            live.values().filter_map(|guarded| guarded.0.as_ref().err()).collect();
+        let specs =
+            live.values().map(|guarded| (guarded.meta().uid.clone(), guarded.meta().generation)).collect();
+        let rejected = match self.published.take() {
+            Some(published) if published.specs == specs => published.rejected,
+            _ => {
+                let unreadable: Vec<String> =
+                    broken.iter().map(|bad| bad.metadata.name.clone().unwrap_or_default()).collect();
+                self.store.set_policies(readable.iter().copied(), &unreadable)
+            }
+        };
         let snapshot = self.store.snapshot.load();
+        let mut report: Vec<Verdict> = broken.into_iter().map(Verdict::unreadable).collect();
         report.extend(readable.iter().map(|migration| {
             let name = migration.name_any();
             let fault = rejected.iter().find(|bad| bad.name == name).map(|bad| &bad.reason);
             Verdict::on(migration, fault, &snapshot.policies.rivals(&name))
         }));
+        self.published = Some(Published { specs, rejected });
         // A full queue only means that an older report is still on its way; the next change sends a newer one.
         let _ = verdicts.try_send(report);
     }
@@ -146,7 +167,7 @@ impl<V> Default for Gathered<V> {
 
 impl<V> Gathered<V> {
     /// Takes an event; true when `live` has changed. A new listing replaces everything at its end, not before.
-    fn take<K: kube::Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
+    fn take<K: Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
         match event {
             Event::Init => {
                 self.listing = Some(HashMap::new());
