@@ -49,7 +49,7 @@ fn any_node() -> impl Strategy<Value = Vec<Value>> {
                         items.push(bound(legacy(&format!("l{at}"), 1), "a", ""));
                     }
                     Some(share) => {
-                        items.push(bound(shared(&format!("s{at}"), &[*share]), "a", &at.to_string()))
+                        items.push(bound(shared(&format!("s{at}"), &[*share]), "a", &at.to_string()));
                     }
                 }
             }
