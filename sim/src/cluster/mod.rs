@@ -1,0 +1,15 @@
+//! The embedded cluster: an API server, a scheduler loop, controllers and kubelets, in one process.
+//!
+//! - [`api`]: the API server, over HTTP on loopback, for kube clients and kubectl
+//! - [`scheduler`]: calls the extender as kube-scheduler does
+//! - [`controllers`]: Deployments, ReplicaSets, garbage
+//! - [`kubelet`]: kubelets with a device manager as the real one was seen to behave; containers are records
+//! - [`nvidia`]: a stand-in for NVIDIA's device plugin
+
+pub mod api;
+pub mod cache;
+pub mod controllers;
+pub mod kubelet;
+pub mod nvidia;
+pub mod raw;
+pub mod scheduler;
