@@ -1,5 +1,6 @@
 //! The whole agent: what is started, in which order, and how it ends.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +24,15 @@ use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
 use crate::metrics::Metrics;
 use crate::node::{Node, Notice, Paths, StateError};
 use crate::nvidia::{Upstreams, run_registrar};
-use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
-use crate::plugins::shared::SharedPlugin;
+use crate::plugins::shared::{Giving, SharedPlugin};
 
 /// Time passes: holders are looked at again this often, whatever else happens.
 const TICK: Duration = Duration::from_secs(1);
 /// Pod-resources is asked this often without a reason, to compare.
 const COMPARE: Duration = Duration::from_secs(15);
+/// What is left of pods that are gone is looked for this often.
+const TIDY: Duration = Duration::from_secs(10);
 /// Promises younger than this are not compared: sources follow one another.
 const SETTLED: u64 = 10_000;
 
@@ -62,14 +64,14 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|books, _| books.grants().count()), "books are open"
     );
-    let style = Arc::new(args.style());
+    let giving = Arc::new(Giving { style: args.style(), isolation: args.isolation() });
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = watcher.start(node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
     let mut tasks = Tasks::new(stop.clone());
 
     let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
-        .map(|resource| serve_shared(&mut tasks, &node, resource, style.clone(), &directory))
+        .map(|resource| serve_shared(&mut tasks, &node, resource, giving.clone(), &directory))
         .into();
     tasks.spawn("the registration of NVIDIA's plugin", run_registrar(upstreams.clone(), directory.clone(), stop.clone()));
     tasks.spawn("the plugins of NVIDIA's resources", serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()));
@@ -77,9 +79,11 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
 
+    tasks.spawn("the tidying of pods that are gone", tidy(node.clone(), giving.clone(), stop.clone()));
+
     let fixed = Fixed {
         node_name: args.node_name.clone(),
-        isolation: "none".to_owned(),
+        isolation: giving.isolation.name().to_owned(),
         driver_version: inventory.driver_version.clone(),
         cuda_version: inventory.cuda_version.clone(),
     };
@@ -144,14 +148,14 @@ fn serve_shared(
     tasks: &mut Tasks,
     node: &Arc<Node>,
     resource: SharedResource,
-    style: Arc<AnswerStyle>,
+    giving: Arc<Giving>,
     directory: &DirectoryWatch,
 ) -> watch::Receiver<Standing> {
     let name = node.with(|books, _| books.resource_name(&Resource::Shared(resource)).to_owned());
     let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
     let (sender, standing) = watch::channel(Standing::default());
     let (of_service, stop) = (node.clone(), tasks.stop.clone());
-    let make = Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, style.clone(), streams));
+    let make = Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, giving.clone(), streams));
     tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
     standing
 }
@@ -245,6 +249,27 @@ async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
         }
         // Lists are not asked for in a loop, however often the books change.
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What strategies of isolation left on the host for pods that are gone is removed.
+async fn tidy(node: Arc<Node>, giving: Arc<Giving>, stop: CancellationToken) {
+    let mut before = None;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(TIDY) => {}
+            () = stop.cancelled() => return,
+        }
+        let holders = node.with(|books, _| {
+            let nameless = books.grants().any(|(_, grant)| !grant.confirmed);
+            let uids: BTreeSet<String> = books.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
+            (books.is_open() && !nameless).then_some(uids)
+        });
+        // While somebody is not known yet, nobody's folder is taken for a stranger's.
+        if let Some(living) = holders.filter(|living| before.as_ref() != Some(living)) {
+            giving.isolation.tidy(&living);
+            before = Some(living);
+        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! The command line, and the same by environment.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 
+use crate::isolation::{self, Folders, Isolation, Kind};
 use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
 
 /// Node agent of gpu-migrate: keeps the one ledger of this node's cards and serves both kinds of GPU resources to the kubelet.
@@ -44,6 +46,18 @@ pub struct Args {
     /// Also name the device nodes of the cards in the answer.
     #[arg(long, env = "GPU_MIGRATE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
+    /// How shares of a card are kept apart.
+    #[arg(long, env = "GPU_MIGRATE_ISOLATION", default_value = "none")]
+    pub isolation: Kind,
+    /// Libraries of the isolation, versions side by side.
+    #[arg(long, env = "GPU_MIGRATE_LIBRARY_DIR", default_value = "/usr/local/gpu-migrate/lib", value_name = "DIR")]
+    pub library_dir: PathBuf,
+    /// Root of the MPS control daemon's pipe and shm.
+    #[arg(long, env = "GPU_MIGRATE_MPS_DIR", default_value = "/run/nvidia/mps", value_name = "DIR")]
+    pub mps_dir: PathBuf,
+    /// gpu-manager's root, for vcuda: vm lies below it.
+    #[arg(long, env = "GPU_MIGRATE_MANAGER_DIR", default_value = "/etc/gpu-manager", value_name = "DIR")]
+    pub manager_dir: PathBuf,
     /// Tell the kubelet on which NUMA node each share lies (a topology manager may then narrow the extender's choice).
     #[arg(long, env = "GPU_MIGRATE_NUMA_HINTS")]
     pub numa_hints: bool,
@@ -65,6 +79,17 @@ pub enum LogFormat {
 }
 
 impl Args {
+    /// How shares are kept apart.
+    #[must_use]
+    pub fn isolation(&self) -> Arc<dyn Isolation> {
+        let folders = Folders {
+            libraries: self.library_dir.clone(),
+            manager: self.manager_dir.clone(),
+            mps: self.mps_dir.clone(),
+        };
+        isolation::strategy(self.isolation, &folders)
+    }
+
     /// How answers are made.
     #[must_use]
     pub fn style(&self) -> AnswerStyle {

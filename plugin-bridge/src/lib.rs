@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod decide;
 pub mod http;
 pub mod inventory;
+pub mod isolation;
 pub mod kubelet;
 pub mod metrics;
 pub mod node;

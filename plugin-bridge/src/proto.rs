@@ -1,4 +1,4 @@
-//! The two protocols spoken on the node, as generated from `proto/`.
+//! The protocols spoken on the node, as generated from `proto/`.
 
 #![allow(missing_docs, unreachable_pub, clippy::all)]
 
@@ -17,4 +17,9 @@ pub mod deviceplugin {
 /// The pod-resources API, v1: which container has which devices, as the kubelet sees it now.
 pub mod podresources {
     tonic::include_proto!("v1");
+}
+
+/// gpu-manager's registration of virtual devices.
+pub mod vcuda {
+    tonic::include_proto!("vcuda");
 }

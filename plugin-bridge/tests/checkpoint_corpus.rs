@@ -43,3 +43,43 @@ fn every_truncation_is_refused_or_says_the_same() {
         }
     }
 }
+
+/// A fuzzer for compilers without one: random damage to real files. `GPU_MIGRATE_FUZZ_SECONDS` sets how long (default 2).
+#[test]
+fn random_damage_is_parsed_or_refused() {
+    use std::time::{Duration, Instant};
+    let seconds = std::env::var("GPU_MIGRATE_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(2);
+    let files = corpus();
+    let mut state = 0x2545_F491_4F6C_DD1D_u64;
+    let mut random = move || {
+        // xorshift64: the same damage in every run.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 8).unwrap()
+    };
+    let (began, mut parsed, mut refused) = (Instant::now(), 0_u64, 0_u64);
+    while began.elapsed() < Duration::from_secs(seconds) {
+        let mut text = files[random() % files.len()].1.clone();
+        text.truncate(20_000);
+        for _ in 0..=random() % 8 {
+            let at = random() % text.len();
+            match random() % 5 {
+                0 => text[at] = u8::try_from(random() % 256).unwrap(),
+                1 => text.insert(at, b"\"{}[],:0n\\"[random() % 10]),
+                2 => drop(text.drain(at..(at + random() % 40).min(text.len()))),
+                3 => text.extend_from_within(at..(at + random() % 40).min(text.len())),
+                _ => text.truncate(at.max(1)),
+            }
+            if text.is_empty() {
+                text.push(b'{');
+            }
+        }
+        match Checkpoint::parse(&text) {
+            Ok(_) => parsed += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    println!("{parsed} parsed, {refused} refused in {seconds} s");
+    assert!(refused > 0);
+}

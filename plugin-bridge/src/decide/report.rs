@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::annotation::{card_key, write_cards};
 use gpu_migrate_model::device_id::SharedResource;
-use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::ask::Demand;
+use gpu_migrate_model::ledger::{Hold, HolderId};
 use gpu_migrate_model::names;
 use gpu_migrate_model::units::CardIndex;
 
@@ -100,6 +101,22 @@ impl Books {
         let probably = || self.grants.values().find(|g| g.holder.pod_uid == uid)?.candidate.as_ref();
         let uid = if uid.starts_with('?') { &probably()?.pod_uid } else { uid };
         self.pods.name_of(uid).map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+    }
+
+    /// What a container has of the shared resources in all.
+    #[must_use]
+    pub fn demand_of_holder(&self, holder: &HolderId) -> Demand {
+        let asked = self.pods.get(&holder.pod_uid).and_then(|pod| pod.container(&holder.container));
+        asked.map(|container| container.ask.demand).unwrap_or_else(|| {
+            let mut demand = Demand::NONE;
+            for (_, hold) in self.ledger.held_by(holder) {
+                if let Hold::Share { cores, blocks, .. } = hold {
+                    demand.cores += *cores;
+                    demand.blocks += *blocks;
+                }
+            }
+            demand
+        })
     }
 
     /// The container that has exactly these devices, once the kubelet's book or its API has named it.

@@ -117,11 +117,13 @@ impl Books {
             asked.insert(number);
         }
         let keys: BTreeSet<DeviceKey> = asked.iter().map(|n| DeviceKey::shared(resource, *n)).collect();
-        if let Some((id, grant)) = self.same_question(&Resource::Shared(resource), &keys) {
-            return Ok(self.answer(id, grant, true));
-        }
         let cards = self.cards_of_numbers(resource, &asked);
         let plan = self.plan(resource, asked.len(), &asked, &cards);
+        if let Some((id, grant)) = self.same_question(&Resource::Shared(resource), &keys)
+            && plan.bound.as_ref().is_none_or(|bound| self.cards_of(&grant.actual).iter().eq(bound))
+        {
+            return Ok(self.answer(id, grant, true));
+        }
         let why = match self.fits_as_asked(resource, &plan, &cards, &keys) {
             Ok(()) => match self.make(resource, &plan, &keys, keys.clone(), now) {
                 Ok(granted) => return Ok(granted),
@@ -307,7 +309,9 @@ impl Books {
         let (id, latest) = self.grants.iter().rfind(|(_, grant)| grant.answered && !grant.confirmed)?;
         // A half that was given up is not waited for.
         let recent = self.clock.saturating_sub(latest.since) <= HALF_OPEN;
-        (recent && latest.resource == Resource::Shared(other(resource))).then_some(*id)
+        // One that has its counterpart is open again only if that was somebody else's, which a whole book would have told.
+        let lonely = latest.partner.is_none() || !self.book_refused;
+        (recent && lonely && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
     /// Pending containers that the open half and this much of the other resource make complete.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_model::card::Card;
+use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::Cores;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -12,6 +14,7 @@ use super::answer::AnswerStyle;
 use super::watching::{ListStream, watch_list};
 use super::{not_written, refused};
 use crate::decide::{Refusal, Resource, SharedGrant};
+use crate::isolation::{Isolation, Share};
 use crate::node::Node;
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
@@ -29,8 +32,17 @@ const IDENTITY: Duration = Duration::from_secs(3);
 pub struct SharedPlugin {
     node: Arc<Node>,
     resource: SharedResource,
-    style: Arc<AnswerStyle>,
+    giving: Arc<Giving>,
     streams: CancellationToken,
+}
+
+/// How containers are given their cards on this node.
+#[derive(Debug)]
+pub struct Giving {
+    /// How cards are shown.
+    pub style: AnswerStyle,
+    /// How shares are kept apart.
+    pub isolation: Arc<dyn Isolation>,
 }
 
 impl SharedPlugin {
@@ -42,8 +54,8 @@ impl SharedPlugin {
 
     /// Serves `resource` until `streams` is cancelled.
     #[must_use]
-    pub fn new(node: Arc<Node>, resource: SharedResource, style: Arc<AnswerStyle>, streams: CancellationToken) -> Self {
-        Self { node, resource, style, streams }
+    pub fn new(node: Arc<Node>, resource: SharedResource, giving: Arc<Giving>, streams: CancellationToken) -> Self {
+        Self { node, resource, giving, streams }
     }
 
     async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
@@ -71,29 +83,54 @@ impl SharedPlugin {
             resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
             deviates = granted.deviates, again = granted.again, "allocated"
         );
-        Ok(self.answer(&granted))
+        Ok(self.answer(&granted, ids))
+    }
+
+    /// The host is made ready for a container that is known by now. Once for its cores; its memory says nothing new.
+    fn prepare(&self, holder: &HolderId, ids: &[String]) -> std::io::Result<()> {
+        if self.resource != SharedResource::Cores {
+            return Ok(());
+        }
+        let (cards, demand) = self.node.with(|books, _| {
+            let ledger = books.ledger();
+            let cards: Vec<Card> = ledger.held_by(holder).filter_map(|(index, _)| ledger.card(index).cloned()).collect();
+            (cards, books.demand_of_holder(holder))
+        });
+        let cards: Vec<&Card> = cards.iter().collect();
+        self.giving.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
     }
 
     fn decide(&self, ids: &[String]) -> Result<SharedGrant, Refusal> {
         self.node.with(|books, now| books.allocate_shared(self.resource, ids, now))
     }
 
-    fn answer(&self, granted: &SharedGrant) -> ContainerAllocateResponse {
+    fn answer(&self, granted: &SharedGrant, ids: &[String]) -> ContainerAllocateResponse {
         self.node.with(|books, _| {
             let ledger = books.ledger();
             let cards: Vec<_> =
                 granted.cards.iter().filter_map(|index| Some((index.position(), ledger.card(*index)?))).collect();
             match self.resource {
-                SharedResource::Cores => self.style.answer(&cards, &granted.demand),
+                SharedResource::Cores => {
+                    let mut answer = self.giving.style.answer(&cards, &granted.demand);
+                    let cards: Vec<_> = cards.iter().map(|(_, card)| *card).collect();
+                    let share = Share { demand: granted.demand, cards: &cards, key: &key(ids) };
+                    self.giving.isolation.shape(&share, &mut answer);
+                    answer
+                }
                 // The answers of a container are merged, and where they differ one wins at random: only the one for cores says
                 // which cards are seen, so that they are those whose cores are accounted for.
                 SharedResource::Memory if granted.demand.cores > Cores::ZERO || granted.candidate.is_none() => {
                     ContainerAllocateResponse::default()
                 }
-                SharedResource::Memory => self.style.nothing(),
+                SharedResource::Memory => self.giving.style.nothing(),
             }
         })
     }
+}
+
+/// Names a container by its first core: nobody else has it while this container does.
+fn key(ids: &[String]) -> String {
+    ids.iter().min().map(|id| id.replace('/', "_")).unwrap_or_default()
 }
 
 #[tonic::async_trait]
@@ -149,7 +186,12 @@ impl DevicePlugin for SharedPlugin {
             tracing::warn!("pod-resources did not answer in time; the container starts without its identity confirmed");
         }
         match known() {
-            Some(holder) => tracing::debug!(%holder, resource = ?self.resource, "container starts"),
+            Some(holder) => {
+                tracing::debug!(%holder, resource = ?self.resource, "container starts");
+                self.prepare(&holder, &ids).map_err(|e| {
+                    Status::internal(format!("{holder}: isolation {} could not be prepared: {e}", self.giving.isolation.name()))
+                })?;
+            }
             None => tracing::warn!(resource = ?self.resource, devices = ids.len(), "a container starts whose pod is not known"),
         }
         Ok(Response::new(PreStartContainerResponse {}))

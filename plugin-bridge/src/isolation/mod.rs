@@ -1,0 +1,174 @@
+//! How the shares of a card are kept apart. One strategy per node pool; `none` is said loudly in the GPUShadow.
+//!
+//! A strategy adds to the answer of Allocate, when the pod is only guessed, and prepares the host before the container starts, when
+//! it is known. So what differs by pod lies behind a path that is named by the *devices*, and is filled in late.
+
+mod hami;
+mod layout;
+mod mps;
+mod vcuda;
+mod vcuda_server;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpu_migrate_model::ask::Demand;
+use gpu_migrate_model::card::Card;
+use gpu_migrate_model::ledger::HolderId;
+
+use crate::proto::deviceplugin::ContainerAllocateResponse;
+
+pub use hami::HamiCore;
+pub use layout::{VcudaConfig, pids_config};
+pub use mps::Mps;
+pub use vcuda::Vcuda;
+
+/// Which strategy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Kind {
+    /// Nothing keeps containers from using more than their share.
+    #[default]
+    None,
+    /// gpu-manager's vcuda-controller, in front of libcuda.
+    Vcuda,
+    /// NVIDIA's Multi-Process Service.
+    Mps,
+    /// HAMi-core, preloaded.
+    HamiCore,
+}
+
+/// One container's part of its cards, as far as a strategy needs to know.
+#[derive(Clone, Debug)]
+pub struct Share<'a> {
+    /// What it asked for.
+    pub demand: Demand,
+    /// The cards it sees.
+    pub cards: &'a [&'a Card],
+    /// Names the container before its pod is known: made from its devices, safe in a path.
+    pub key: &'a str,
+}
+
+impl Share<'_> {
+    /// Less than a whole card: something has to be kept apart.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.demand.cores.whole_cards().is_none()
+    }
+}
+
+/// One way to keep shares apart.
+pub trait Isolation: Send + Sync + std::fmt::Debug {
+    /// Its name in the GPUShadow.
+    fn name(&self) -> &'static str;
+
+    /// Adds what a container needs to its answer.
+    fn shape(&self, share: &Share<'_>, answer: &mut ContainerAllocateResponse);
+
+    /// Prepares the host for a container that is about to start, now that it is known.
+    ///
+    /// # Errors
+    /// What the system said; the container is not started then.
+    fn prepare(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
+        let _ = (holder, share);
+        Ok(())
+    }
+
+    /// Removes what belongs to pods that are gone: all but `living` (UIDs).
+    fn tidy(&self, living: &BTreeSet<String>) {
+        let _ = living;
+    }
+}
+
+/// No isolation.
+#[derive(Debug)]
+pub struct NoIsolation;
+
+impl Isolation for NoIsolation {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn shape(&self, _: &Share<'_>, _: &mut ContainerAllocateResponse) {}
+}
+
+/// Where strategies keep things on the host.
+#[derive(Clone, Debug)]
+pub struct Folders {
+    /// Libraries, in one folder per version (see [`current_library`]).
+    pub libraries: PathBuf,
+    /// gpu-manager's root: `vm` below it.
+    pub manager: PathBuf,
+    /// Root of the MPS control daemon: `pipe` and `shm` below it.
+    pub mps: PathBuf,
+}
+
+impl Default for Folders {
+    fn default() -> Self {
+        Self {
+            libraries: "/usr/local/gpu-migrate/lib".into(),
+            manager: "/etc/gpu-manager".into(),
+            mps: "/run/nvidia/mps".into(),
+        }
+    }
+}
+
+/// The strategy of this kind.
+#[must_use]
+pub fn strategy(kind: Kind, folders: &Folders) -> Arc<dyn Isolation> {
+    match kind {
+        Kind::None => Arc::new(NoIsolation),
+        Kind::Vcuda => Arc::new(Vcuda::new(folders.clone())),
+        Kind::Mps => Arc::new(Mps::new(folders.mps.clone())),
+        Kind::HamiCore => Arc::new(HamiCore::new(folders.clone())),
+    }
+}
+
+/// The folder of the library version to give to new containers.
+///
+/// Versions lie side by side, `current` is a symlink that an upgrade swaps. A container is given the *version's* folder, so that an
+/// upgrade never touches a file that a running process has mapped (HAMi#727: replacing it in place crashed workloads).
+#[must_use]
+pub fn current_library(folder: &Path) -> PathBuf {
+    let link = folder.join("current");
+    match std::fs::read_link(&link) {
+        Ok(version) if version.is_absolute() => version,
+        Ok(version) => folder.join(version),
+        // No versions: the folder itself is the only one.
+        Err(_) => folder.to_path_buf(),
+    }
+}
+
+/// Leaves only characters that are safe in a file name.
+pub(crate) fn safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use gpu_migrate_model::units::{Blocks, Cores};
+
+    /// A share of 30 cores and 2 GiB on one card, shaped by a strategy.
+    pub(crate) fn shaped(isolation: &dyn Isolation, cores: u32) -> ContainerAllocateResponse {
+        let card = Card { uuid: "GPU-a".into(), minor: 3, memory_mib: 81920, ..Card::default() };
+        let mut answer = ContainerAllocateResponse::default();
+        let demand = Demand { cores: Cores(cores), blocks: Blocks(8), legacy: 0 };
+        isolation.shape(&Share { demand, cards: &[&card], key: "core-300" }, &mut answer);
+        answer
+    }
+
+    #[test]
+    fn without_isolation_nothing_is_added() {
+        assert_eq!(shaped(&NoIsolation, 30), ContainerAllocateResponse::default());
+    }
+
+    #[test]
+    fn a_container_is_given_the_version_and_not_the_link() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(current_library(folder.path()), folder.path());
+        std::fs::create_dir(folder.path().join("v1")).unwrap();
+        std::os::unix::fs::symlink("v1", folder.path().join("current")).unwrap();
+        assert_eq!(current_library(folder.path()), folder.path().join("v1"));
+    }
+}
