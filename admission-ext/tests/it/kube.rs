@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
-use gpu_migrate_admission_ext::engine::Settings;
+use gpu_migrate_admission_ext::engine::{Engine, Settings};
 use gpu_migrate_admission_ext::kube_api::Kube;
+use gpu_migrate_admission_ext::leader::Candidate;
 use gpu_migrate_admission_ext::state::pod::Rules;
 use gpu_migrate_admission_ext::watch;
 use http::{Request, Response, StatusCode};
@@ -39,7 +40,8 @@ async fn answer(handle: &mut Handle, status: u16, body: Value) -> (String, Strin
 }
 
 fn failure(code: u16, message: &str) -> Value {
-    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "x", "code": code})
+    let reason = if code == 404 { "NotFound" } else { "Other" };
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason, "code": code})
 }
 
 fn binding() -> Binding {
@@ -227,4 +229,124 @@ async fn without_the_definition_of_shadows_nodes_are_known_by_capacity() {
     tokio::spawn(watch::run(Arc::clone(&engine), client));
     until("synced", || engine.is_ready()).await;
     assert_eq!(passing(&engine, &shared("p", &[(200, 0)]), &["a"]), ["a"]);
+}
+
+/// Binds pod `p` to node `a` against a server that answers the POST with `post` and the look-up with `pod`.
+async fn bind_against(post: u16, pod: Option<Value>) -> (String, Arc<Engine>, Value) {
+    let (client, mut handle) = mocked();
+    let engine = engine_with(
+        Arc::new(api(client)),
+        Settings::default(),
+        &[node("a", 2, 16), node("b", 2, 16), shared("p", &[(50, 4)])],
+    );
+    let server = tokio::spawn(async move {
+        let status =
+            if post < 300 { json!({"kind": "Status", "status": "Success"}) } else { failure(post, "no") };
+        let (_, path, sent) = answer(&mut handle, post, status).await;
+        assert!(path.ends_with("/pods/p/binding?"), "{path}");
+        if post >= 300 {
+            let (method, path, _) = match pod {
+                Some(pod) => answer(&mut handle, 200, pod).await,
+                None => answer(&mut handle, 404, failure(404, "gone")).await,
+            };
+            assert_eq!((method.as_str(), path.as_str()), ("GET", "/api/v1/namespaces/default/pods/p"));
+        }
+        sent
+    });
+    let error = bind(&engine, &shared("p", &[(50, 4)]), "a").await;
+    (error, engine, server.await.unwrap())
+}
+
+#[tokio::test]
+async fn ok_is_said_only_when_the_pod_is_bound() {
+    let unbound = || shared("p", &[(50, 4)]);
+    let mut another = bound(unbound(), "a", "0");
+    another["metadata"]["uid"] = json!("uid-of-another");
+    // The answer to the POST, what the look-up finds, the error that the scheduler gets, and whether cards stay reserved.
+    let table = [
+        (201, None, "", true),
+        (409, Some(bound(unbound(), "a", "1")), "", true),
+        (409, Some(bound(unbound(), "b", "1")), "already bound to node b", true),
+        (409, Some(unbound()), "conflict", false),
+        (409, Some(another), "does not exist any more", false),
+        (409, None, "does not exist any more", false),
+        (504, Some(bound(unbound(), "a", "1")), "", true),
+        (504, Some(unbound()), "outcome unknown", true),
+        (504, None, "outcome unknown", true),
+    ];
+    for (post, found, expected, kept) in table {
+        let shown = format!("{post}, then {found:?}");
+        let (error, engine, sent) = bind_against(post, found).await;
+        assert!(
+            if expected.is_empty() { error.is_empty() } else { error.contains(expected) },
+            "{shown}: {error:?}"
+        );
+        assert_eq!(engine.read(|cluster| cluster.is_placed("uid-p")), kept, "{shown}");
+        assert_eq!(sent["metadata"]["annotations"]["tencent.com/predicate-gpu-idx-0"], "0", "{shown}");
+        assert_eq!(sent["metadata"]["annotations"]["tencent.com/predicate-node"], "a", "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn after_a_lost_answer_the_same_node_gets_the_same_cards_and_no_other_node_is_tried() {
+    let (client, mut handle) = mocked();
+    let pods = [shared("p", &[(50, 4)]), shared("q", &[(50, 4)])];
+    let mut items = vec![node("a", 2, 16), node("b", 2, 16), bound(shared("old", &[(40, 4)]), "a", "0")];
+    items.extend(pods.iter().cloned());
+    let engine = engine_with(Arc::new(api(client)), Settings::default(), &items);
+    let server = tokio::spawn(async move {
+        let (.., first) = answer(&mut handle, 500, failure(500, "no")).await;
+        answer(&mut handle, 200, shared("p", &[(50, 4)])).await;
+        let (.., second) = answer(&mut handle, 201, json!({"kind": "Status", "status": "Success"})).await;
+        (first, second)
+    });
+    assert!(bind(&engine, &pods[0], "a").await.contains("outcome unknown"));
+    assert_eq!(passing(&engine, &pods[0], &["a", "b"]), ["a"]);
+    assert!(bind(&engine, &pods[0], "b").await.contains("earlier bind to node a is not known yet"));
+    // Room that would change the choice if it were made again.
+    engine.remove_pod("uid-old");
+    assert_eq!(bind(&engine, &pods[0], "a").await, "");
+    let (mut first, mut second) = server.await.unwrap();
+    for binding in [&mut first, &mut second] {
+        binding["metadata"]["annotations"]["tencent.com/predicate-time"] = Value::Null;
+    }
+    assert_eq!(first, second);
+}
+
+#[tokio::test]
+async fn a_lease_is_made_renewed_and_left_to_its_holder() {
+    let (client, mut handle) = mocked();
+    let mut candidate = Candidate::new(client, "gpu-migrate", "extender", "me");
+    let lease = |holder: &str| {
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "extender", "resourceVersion": "5"},
+               "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 3,
+                        "renewTime": "2026-01-01T00:00:00.000000Z"}})
+    };
+    let path = "/apis/coordination.k8s.io/v1/namespaces/gpu-migrate/leases";
+    let server = tokio::spawn(async move {
+        let mut calls = Vec::new();
+        // There is none: made. Ours: renewed. Someone else's: left. Free, but someone was faster: lost.
+        calls.push(answer(&mut handle, 404, failure(404, "none")).await);
+        calls.push(answer(&mut handle, 201, lease("me")).await);
+        calls.push(answer(&mut handle, 200, lease("me")).await);
+        calls.push(answer(&mut handle, 200, lease("me")).await);
+        calls.push(answer(&mut handle, 200, lease("other")).await);
+        calls.push(answer(&mut handle, 200, lease("")).await);
+        calls.push(answer(&mut handle, 409, failure(409, "modified")).await);
+        calls
+    });
+    let mut led = Vec::new();
+    for _ in 0..4 {
+        led.push(candidate.step().await.unwrap().is_some());
+    }
+    assert_eq!(led, [true, true, false, false]);
+    let calls = server.await.unwrap();
+    let methods: Vec<&str> = calls.iter().map(|(method, ..)| method.as_str()).collect();
+    assert_eq!(methods, ["GET", "POST", "GET", "PUT", "GET", "GET", "PUT"]);
+    assert_eq!(calls[1].1, format!("{path}?"));
+    assert_eq!(calls[1].2["spec"]["holderIdentity"], "me");
+    let renewed = &calls[3].2;
+    assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two who write, one wins");
+    assert_eq!(renewed["spec"]["leaseTransitions"], 3, "it did not change hands");
+    assert_eq!(calls[6].2["spec"]["leaseTransitions"], 4);
 }
