@@ -41,7 +41,7 @@ impl WebhookCalls {
         for (name, labels, value) in text.lines().filter_map(sample) {
             match name {
                 "apiserver_admission_webhook_request_total" if labels.get("code") == Some(&"200") => {
-                    calls.answered += value
+                    calls.answered += value;
                 }
                 "apiserver_admission_webhook_request_total" => calls.failed += value,
                 "apiserver_admission_webhook_fail_open_count" => calls.failed_open += value,

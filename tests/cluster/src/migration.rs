@@ -69,14 +69,6 @@ impl Cluster {
         Ok(namespace)
     }
 
-    /// What the apiserver and the webhook would make of a pod.
-    ///
-    /// # Errors
-    /// If they refuse it.
-    pub async fn dry_run(&self, namespace: &str, spec: Value) -> Result<Pod> {
-        dry_run(&self.client, namespace, spec).await
-    }
-
     /// Removes the policies of [`Cluster::project`].
     pub(crate) async fn drop_policies(&mut self) {
         let api: Api<GPUMigration> = Api::all(self.client.clone());

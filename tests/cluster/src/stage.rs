@@ -7,14 +7,14 @@ use gpu_migrate_model::names::Dialect;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::MutatingWebhookConfiguration,
-        core::v1::{Namespace, Node},
+        core::v1::{Namespace, Node, Secret},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 
 use serde_json::json;
@@ -219,6 +219,26 @@ impl Cluster {
     fn extender(&self, bin: &Path) -> Recipe {
         let [port, metrics] = self.kit.ports.extender;
         self.ours("gpu-migrate-extender", bin, metrics).flag("bind", format!("127.0.0.1:{port}"))
+    }
+
+    /// Restarts the webhook with further flags and a CA made anew, and waits until it is registered.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub async fn webhook_anew(&mut self, flags: &[(&str, &str)]) -> Result<()> {
+        let recipe = self.webhook(&binaries::ours()?);
+        let recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
+        let webhook = self.component("gpu-migrate-webhook")?;
+        webhook.stop()?;
+        webhook.set_recipe(recipe);
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        self.start_component("gpu-migrate-webhook")?;
+        let port = self.kit.ports.webhook[1];
+        self.until("the webhook to be ready", PATIENCE, || async {
+            Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
+        })
+        .await
     }
 
     fn webhook(&self, bin: &Path) -> Recipe {

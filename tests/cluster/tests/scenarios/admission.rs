@@ -1,20 +1,31 @@
 //! The webhook in front of a real apiserver.
 
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::PATIENCE,
+    http,
     metrics::WebhookCalls,
-    migration::{GPU, limit},
+    migration::{GPU, dry_run, limit},
+    stage::WEBHOOK,
     wait::Seen,
     workload::{only_card, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, SCHEDULER};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, ResourceExt, api::ListParams, core::Request};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// A CronJob's first pod may take until the next full minute.
 const NEXT_MINUTE: Duration = Duration::from_secs(90);
@@ -83,7 +94,7 @@ fn workloads() -> Vec<(&'static str, &'static str, Value)> {
 /// `kubectl run --dry-run=server` shows the conversion, and leaves nothing behind.
 pub(crate) async fn a_server_side_dry_run_shows_the_conversion(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.project("dry", json!({})).await?;
-    let pod = cluster.dry_run(&namespace, pod_spec(GPU)).await?;
+    let pod = dry_run(&cluster.client, &namespace, pod_spec(GPU)).await?;
     let dialect = Dialect::default();
     ensure!(limit(&pod, &dialect.cores) == 100 && limit(&pod, &dialect.legacy) == 0, "{:?}", pod.spec);
     ensure!(pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref()) == Some(SCHEDULER), "{:?}", pod.spec);
@@ -116,9 +127,79 @@ async fn converts_again(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let client = cluster.client.clone();
     cluster
         .until("the webhook to convert again", PATIENCE, || async {
-            let pod =
-                gpu_migrate_cluster_tests::migration::dry_run(&client, namespace, pod_spec(GPU)).await?;
+            let pod = dry_run(&client, namespace, pod_spec(GPU)).await?;
             Ok(Seen::from_bool(limit(&pod, &Dialect::default().legacy) == 0, || "still legacy".into()))
         })
         .await
+}
+
+/// The serving certificate rotates ten times, and the CA with it, under a constant stream of pod creations: the apiserver
+/// counts no failed call. More calls at a time than the apiserver keeps connections open for, so that there are always new
+/// handshakes with the certificate of the moment.
+pub(crate) async fn rotations_fail_no_call(cluster: &mut Cluster) -> Result<()> {
+    const ROTATIONS: usize = 10;
+    const AT_A_TIME: usize = 40;
+    cluster.webhook_anew(&[("certificate-lifetime", "6s"), ("ca-lifetime", "30s")]).await?;
+    let namespace = cluster.project("rotation", json!({})).await?;
+    let before = WebhookCalls::read(&cluster.client).await?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut streams = JoinSet::new();
+    for _ in 0..AT_A_TIME {
+        let (client, namespace, stop) = (cluster.client.clone(), namespace.clone(), stop.clone());
+        streams.spawn(async move {
+            let (mut created, mut unconverted) = (0_u64, 0_u64);
+            while !stop.load(Ordering::Relaxed) {
+                let pod = dry_run(&client, &namespace, pod_spec(GPU)).await?;
+                created += 1;
+                unconverted += u64::from(limit(&pod, &Dialect::default().legacy) > 0);
+            }
+            anyhow::Ok((created, unconverted))
+        });
+    }
+    let seen = rotations(cluster, ROTATIONS).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut created, mut unconverted) = (0, 0);
+    while let Some(stream) = streams.join_next().await {
+        let (c, u) = stream??;
+        (created, unconverted) = (created + c, unconverted + u);
+    }
+    let calls = WebhookCalls::read(&cluster.client).await?.since(&before);
+    cluster.webhook_anew(&[]).await?;
+
+    let (certificates, bundles) = seen?;
+    eprintln!("{certificates} certificates and {bundles} bundles under {created} creations: {calls:?}");
+    ensure!(unconverted == 0, "{unconverted} of {created} pods were not converted: {calls:?}");
+    ensure!(calls.failed == 0 && calls.failed_open == 0, "{calls:?}");
+    ensure!(
+        calls.answered >= created && bundles > 2,
+        "{calls:?} for {created} creations, {bundles} bundles: this proves nothing"
+    );
+    Ok(())
+}
+
+/// Watches until so many serving certificates have followed the first; how many, and how many CA bundles were registered.
+async fn rotations(cluster: &mut Cluster, wanted: usize) -> Result<(usize, usize)> {
+    let port = cluster.kit.ports.webhook[1];
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let (expiries, bundles) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
+    cluster
+        .until(&format!("{wanted} rotations"), Duration::from_secs(120), || async {
+            let metrics = http::get(port, "/metrics").await?;
+            let expiry =
+                metrics.lines().find(|l| l.starts_with("gpu_migrate_webhook_certificate_expiry_timestamp"));
+            expiries.borrow_mut().insert(expiry.context("no expiry in the metrics")?.to_owned());
+            let bundle = hooks
+                .get(WEBHOOK)
+                .await?
+                .webhooks
+                .into_iter()
+                .flatten()
+                .find_map(|w| w.client_config.ca_bundle);
+            bundles.borrow_mut().insert(bundle.context("no caBundle")?.0);
+            let count = expiries.borrow().len();
+            Ok(Seen::from_bool(count > wanted, || format!("{count} certificates")))
+        })
+        .await?;
+    Ok((expiries.borrow().len() - 1, bundles.borrow().len()))
 }

@@ -51,6 +51,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
         scenario!(Bridged, admission::without_the_webhook_pods_stay_legacy),
+        scenario!(Bridged, admission::rotations_fail_no_call),
         scenario!(Bridged, placement::random_pods_overcommit_no_card),
         scenario!(Bridged, placement::a_higher_class_preempts_one_card_only),
         scenario!(Bridged, placement::a_gang_is_bound_together_or_not_at_all),
