@@ -52,7 +52,7 @@ impl Books {
                     continue;
                 }
                 // Rows of ended pods stay, and the kubelet may have given the same devices out again since.
-                if self.may_be(&self.grants[&id], &holder) {
+                if self.may_be(&self.grants[&id], &holder, now) {
                     self.confirm(id, holder);
                 }
             } else if !self.is_gone(&holder, &keys, now) {
@@ -290,7 +290,11 @@ impl Books {
     }
 
     /// Whether a row of the book that names `holder` can be about this promise, and not about one before it.
-    fn may_be(&self, grant: &Grant, holder: &HolderId) -> bool {
+    fn may_be(&self, grant: &Grant, holder: &HolderId, now: Millis) -> bool {
+        if self.is_half(grant, now) {
+            // The kubelet writes a container down when it has both: this row is of another one.
+            return false;
+        }
         match self.pods.get(&holder.pod_uid) {
             Some(pod) => !pod.phase.terminal(),
             None if self.pods.has_departed(&holder.pod_uid) => false,

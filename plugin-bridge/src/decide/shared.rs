@@ -314,6 +314,12 @@ impl Books {
         (recent && lonely && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
+    /// Answered just now, and its container's other resource was not asked for yet.
+    pub(super) fn is_half(&self, grant: &Grant, now: Millis) -> bool {
+        let recent = now.saturating_sub(grant.since) <= HALF_OPEN;
+        recent && grant.answered && grant.partner.is_none() && matches!(grant.resource, Resource::Shared(_))
+    }
+
     /// Pending containers that the open half and this much of the other resource make complete.
     fn completing(&self, open: GrantId, resource: SharedResource, size: usize) -> Vec<(&PodView, &ContainerView)> {
         let first = self.grants[&open].kubelet.len();
