@@ -110,7 +110,7 @@ impl Scorer {
         let at = |card: Option<CardIndex>| {
             let mut after = room.clone();
             after.take(shape, card);
-            Choice { card, merit: self.compare(base, &after) }
+            Choice { card, merit: self.compare(base, &after) - self.tie(room, card) }
         };
         match (shape.want, self.order) {
             (Want::Nothing | Want::Cards { .. }, _) => Some(at(None)),
@@ -132,6 +132,16 @@ impl Scorer {
     #[must_use]
     pub fn merit(&self, before: &Room, after: &Room) -> f64 {
         self.compare(self.base(before), after)
+    }
+
+    /// Of places that cost the future the same, the fuller card, and then the fuller node. It is less than a difference in worth
+    /// can be, a core in one of the futures.
+    fn tie(&self, room: &Room, card: Option<CardIndex>) -> f64 {
+        if self.order != Order::Outlook {
+            return 0.0;
+        }
+        let card = card.map_or(0.0, |card| f64::from(room.cards[card.position()].cores));
+        card * 1e-3 + f64::from(room.cores()) * 1e-6
     }
 
     fn compare(&self, base: f64, after: &Room) -> f64 {

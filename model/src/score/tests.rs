@@ -33,7 +33,7 @@ fn orders_differ_as_they_should() {
         (Order::BestFit, Some((2, Some(0)))),
         // To the published rounding these three are equal, and the first node wins.
         (Order::Fragmentation, Some((0, Some(0)))),
-        (Order::Outlook, Some((0, Some(0)))),
+        (Order::Outlook, Some((2, Some(0)))),
         (Order::Spread, Some((0, Some(0)))),
     ];
     for (order, expected) in table {
@@ -44,6 +44,14 @@ fn orders_differ_as_they_should() {
     let nodes = [room(&[50, 100]), room(&[60, 100])];
     assert_eq!(best(Order::Fragmentation, &halves, &nodes, &share(10)), Some((0, Some(1))));
     assert_eq!(best(Order::Outlook, &halves, &nodes, &share(10)), Some((1, Some(0))));
+}
+
+#[test]
+fn of_places_that_cost_the_same_outlook_takes_the_fullest_card() {
+    let halves: Mix = [share(50)].into_iter().collect();
+    let nodes = [room(&[100, 100]), room(&[100, 50]), room(&[50, 0])];
+    assert_eq!(best(Order::Outlook, &halves, &nodes, &share(50)), Some((2, Some(0))));
+    assert_eq!(best(Order::Outlook, &halves, &nodes[..2], &share(50)), Some((1, Some(1))));
 }
 
 #[test]

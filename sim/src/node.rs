@@ -1,0 +1,169 @@
+//! A node as the simulations know it: the model's own ledger, and what placement and scores see of it.
+
+use gpu_migrate_model::ask::PodAsk;
+use gpu_migrate_model::card::{Card, CardView};
+use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Refused};
+use gpu_migrate_model::place::{self, Constraints, NodeView, Placement, Refusal};
+use gpu_migrate_model::score::{Host, ModelSet, Room};
+use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
+use gpu_migrate_model::units::CardIndex;
+
+/// What a pod asks for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Of the cards, for placement.
+    pub ask: PodAsk,
+    /// Which cards will do, for placement.
+    pub constraints: Constraints,
+    /// Of CPU and memory. In a cluster that is kube-scheduler's own filter.
+    pub host: Host,
+}
+
+/// One node.
+#[derive(Clone, Debug)]
+pub struct SimNode {
+    ledger: Ledger,
+    view: Vec<CardView>,
+    tree: Tree,
+    capacity: Host,
+    used: (u64, u64),
+    models: ModelSet,
+    version: u64,
+}
+
+/// Why a pod could not be put where it was said to fit. Each is a bug of ours.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Placement refuses.
+    #[error("placement refuses what the score chose: {0}")]
+    Placement(#[from] Refusal),
+    /// The books refuse.
+    #[error("the ledger refuses what placement chose: {0}")]
+    Ledger(#[from] Refused),
+}
+
+impl SimNode {
+    /// An empty node. Its cards are linked all alike: neither traces nor node objects tell of links.
+    #[must_use]
+    pub fn new(cards: Vec<Card>, host: Host, models: ModelSet) -> Self {
+        let tree = Topology::uniform(cards.len(), LinkLevel::Pix).tree();
+        let ledger = Ledger::new(cards);
+        Self { view: ledger.view(), ledger, tree, capacity: host, used: (0, 0), models, version: 0 }
+    }
+
+    /// As scores see it.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let mut room = Room::of(&self.view, 0, self.host());
+        room.cards.iter_mut().for_each(|card| card.models = self.models);
+        room
+    }
+
+    /// Whether a request fits, by the model's placement and by CPU and memory.
+    #[must_use]
+    pub fn fits(&self, request: &Request) -> bool {
+        self.host().has(request.host) && place::fits(&self.seen(), &request.ask, &request.constraints).is_ok()
+    }
+
+    /// The cards that a request would get.
+    ///
+    /// # Errors
+    /// Why it does not fit on the cards. CPU and memory are not looked at.
+    pub fn place(&self, request: &Request) -> Result<Placement, Refusal> {
+        place::place(&self.seen(), &request.ask, &request.constraints)
+    }
+
+    /// CPU and memory left.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        let less = |whole: u32, used: u64| whole.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX));
+        Host {
+            cpu_milli: less(self.capacity.cpu_milli, self.used.0),
+            memory_mib: less(self.capacity.memory_mib, self.used.1),
+        }
+    }
+
+    /// The cards, with what is left on each.
+    #[must_use]
+    pub fn cards(&self) -> &[CardView] {
+        &self.view
+    }
+
+    /// The books.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Changes whenever something is put on the node or taken off.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Places a pod as the extender's bind does, a share on the card that was chosen, and writes it into the books. `pod` is unique
+    /// on the node.
+    ///
+    /// # Errors
+    /// [`BindError`] if it does not fit.
+    pub fn bind(&mut self, pod: &str, request: &Request, card: Option<CardIndex>) -> Result<(), BindError> {
+        let placement = match card.and_then(|card| self.ledger.card(card)) {
+            None => self.place(request)?,
+            Some(card) => {
+                let include = vec![card.uuid.clone()];
+                let constraints = Constraints { include, ..request.constraints.clone() };
+                place::place(&self.seen(), &request.ask, &constraints)?
+            }
+        };
+        for (position, cards) in placement.containers {
+            let container = &request.ask.containers[position];
+            let holder = HolderId::new(pod, container.name.clone());
+            for card in cards {
+                let hold = place::hold_on(container, self.view[card.position()].blocks);
+                self.ledger.hold(&holder, card, hold)?;
+            }
+        }
+        self.occupy(request.host);
+        Ok(())
+    }
+
+    /// Gives a legacy pod the first free cards, as many as it has or as there are. Returns how many were missing.
+    pub fn seat_legacy(&mut self, pod: &str, cards: u32, host: Host) -> u32 {
+        let holder = HolderId::new(pod, "legacy");
+        let free: Vec<CardIndex> = self
+            .view
+            .iter()
+            .filter(|card| card.is_free())
+            .map(|card| card.index)
+            .take(cards as usize)
+            .collect();
+        let held =
+            free.iter().filter(|card| self.ledger.hold(&holder, **card, Hold::whole()).is_ok()).count();
+        self.occupy(host);
+        cards.saturating_sub(u32::try_from(held).unwrap_or(u32::MAX))
+    }
+
+    /// Takes CPU and memory.
+    pub fn occupy(&mut self, host: Host) {
+        self.used.0 += u64::from(host.cpu_milli);
+        self.used.1 += u64::from(host.memory_mib);
+        self.changed();
+    }
+
+    /// Takes a pod off.
+    pub fn release(&mut self, pod: &str, host: Host) {
+        self.ledger.release_pod(pod);
+        self.used.0 = self.used.0.saturating_sub(u64::from(host.cpu_milli));
+        self.used.1 = self.used.1.saturating_sub(u64::from(host.memory_mib));
+        self.changed();
+    }
+
+    fn seen(&self) -> NodeView<'_> {
+        NodeView { cards: &self.view, tree: &self.tree, promised: 0 }
+    }
+
+    fn changed(&mut self) {
+        self.view = self.ledger.view();
+        self.version += 1;
+    }
+}

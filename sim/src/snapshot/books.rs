@@ -1,0 +1,136 @@
+//! The cluster's cards and who holds them.
+
+use std::collections::HashMap;
+
+use gpu_migrate_model::annotation::Choice;
+use gpu_migrate_model::ask::{PodAsk, PodKind};
+use gpu_migrate_model::card::Card;
+use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::place::Constraints;
+use gpu_migrate_model::score::{Fragmentation, Mix, ModelSet, Room};
+use gpu_migrate_model::units::MIB_PER_BLOCK;
+
+use super::read::{Snapshot, SnapshotNode, SnapshotPod};
+use crate::node::{Request, SimNode};
+
+/// Memory of a card whose memory nobody told: more than any share asks for.
+const UNKNOWN_MEMORY_MIB: u64 = (1 << 20) * MIB_PER_BLOCK;
+
+/// All nodes with cards.
+#[derive(Clone, Debug)]
+pub struct Books {
+    /// In the order of the snapshot.
+    pub nodes: Vec<SimNode>,
+    by_name: HashMap<String, usize>,
+}
+
+/// How the cards are used, in cards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// Cards of the cluster.
+    pub cards: u32,
+    /// Held by somebody, in whole or in part.
+    pub held: u32,
+    /// Idle compute on held cards and free cards, together.
+    pub idle: f64,
+    /// Idle compute of no use to the usual request.
+    pub fragmented: f64,
+}
+
+impl Books {
+    /// The books as the snapshot shows them, and what does not add up in it.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot, dialect: &Dialect) -> (Self, Vec<String>) {
+        let by_name = snapshot.nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at));
+        let mut books =
+            Self { nodes: snapshot.nodes.iter().map(empty).collect(), by_name: by_name.collect() };
+        let mut notes = Vec::new();
+        for pod in &snapshot.pods {
+            if let Some(at) = books.home(pod) {
+                notes.extend(books.seat(at, pod, dialect));
+            }
+        }
+        (books, notes)
+    }
+
+    /// Where a pod runs, if that is a node with cards.
+    #[must_use]
+    pub fn home(&self, pod: &SnapshotPod) -> Option<usize> {
+        pod.node.as_ref().and_then(|node| self.by_name.get(node)).copied()
+    }
+
+    /// Seats a pod where it runs.
+    pub fn seat(&mut self, at: usize, pod: &SnapshotPod, dialect: &Dialect) -> Option<String> {
+        let node = &mut self.nodes[at];
+        let ask = match PodAsk::of(&pod.pod, dialect) {
+            Ok(ask) => ask,
+            Err(why) => {
+                node.occupy(pod.host);
+                return Some(format!("pod {}: {why}", pod.key));
+            }
+        };
+        match ask.kind() {
+            PodKind::Plain | PodKind::Mixed => {
+                node.occupy(pod.host);
+                None
+            }
+            PodKind::Legacy => {
+                let missing = node.seat_legacy(&pod.key, ask.effective().legacy, pod.host);
+                (missing > 0).then(|| {
+                    format!("pod {}: its node has {missing} cards too few for what runs there", pod.key)
+                })
+            }
+            PodKind::Shared => seat_shared(node, pod, ask),
+        }
+    }
+
+    /// How the cards are used; fragmentation is measured by `mix`.
+    #[must_use]
+    pub fn usage(&self, mix: &Mix) -> Usage {
+        let fragmentation = Fragmentation::new(mix);
+        let mut usage = Usage::default();
+        for node in &self.nodes {
+            let room = node.room();
+            usage.cards += count(node.cards().len());
+            usage.held += count(node.cards().iter().filter(|card| card.holders > 0).count());
+            usage.idle += f64::from(room.cores()) / 100.0;
+            usage.fragmented += fragmentation.of(&room) / 100.0;
+        }
+        usage
+    }
+
+    /// The nodes as they are when empty.
+    #[must_use]
+    pub fn fleet(snapshot: &Snapshot) -> Vec<Room> {
+        snapshot.nodes.iter().map(|node| empty(node).room()).collect()
+    }
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn empty(node: &SnapshotNode) -> SimNode {
+    let card = |minor: u32| Card {
+        uuid: format!("{}-{minor}", node.name),
+        minor,
+        model: node.product.clone(),
+        memory_mib: node.card_memory_mib.unwrap_or(UNKNOWN_MEMORY_MIB),
+        ..Card::default()
+    };
+    SimNode::new((0..node.cards).map(card).collect(), node.host, ModelSet::ANY)
+}
+
+/// On the cards of its annotations where it has one container, else where it fits.
+fn seat_shared(node: &mut SimNode, pod: &SnapshotPod, ask: PodAsk) -> Option<String> {
+    let annotations = pod.pod.metadata.annotations.clone().unwrap_or_default();
+    let choice = Choice::read(&annotations, &ask).ok().flatten();
+    let card =
+        choice.and_then(|choice| choice.cards.values().next().and_then(|cards| cards.first().copied()));
+    let card = card.filter(|_| ask.asking().count() == 1);
+    let request = Request { ask, constraints: Constraints::default(), host: pod.host };
+    let share = request.ask.asking().all(|container| container.demand.cores.whole_cards().is_none());
+    let why = node.bind(&pod.key, &request, card.filter(|_| share)).err()?;
+    Some(format!("pod {}: cannot be seated where it runs: {why}", pod.key))
+}

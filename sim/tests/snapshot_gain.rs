@@ -1,0 +1,191 @@
+//! What a migration gives on clusters small enough to be worked out by hand.
+
+use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::score::Order;
+use gpu_migrate_model::units::{Blocks, Cores};
+use gpu_migrate_sim::snapshot::migrate::{Gain, migrate};
+use gpu_migrate_sim::snapshot::plan::Plan;
+use gpu_migrate_sim::snapshot::read::{Snapshot, SnapshotError};
+use gpu_migrate_sim::snapshot::report;
+use gpu_migrate_webhook::file::PolicyFile;
+use serde_json::{Value, json};
+
+/// A node with two cards of 40 blocks.
+fn node(name: &str) -> Value {
+    let amounts = json!({"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": "2"});
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.memory": "10240", "nvidia.com/gpu.product": "T4", "disk": name}},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    })
+}
+
+fn pod(name: &str, owner: &str, node: Option<&str>, cards: u32) -> Value {
+    let limits = json!({"nvidia.com/gpu": cards.to_string(), "cpu": "1"});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "team", "uid": name,
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": owner, "uid": owner, "controller": true}],
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i", "resources": {"limits": limits}}]},
+        "status": {"phase": if node.is_some() { "Running" } else { "Pending" }},
+    })
+}
+
+fn snapshot(items: Vec<Value>) -> Snapshot {
+    Snapshot::parse(&json!({"kind": "List", "items": items}).to_string(), &Dialect::default()).unwrap()
+}
+
+/// Four pods with a card each fill two nodes with two cards each.
+fn full() -> Vec<Value> {
+    vec![
+        node("n1"),
+        node("n2"),
+        pod("web-a", "web", Some("n1"), 1),
+        pod("web-b", "web", Some("n1"), 1),
+        pod("web-c", "web", Some("n2"), 1),
+        pod("train-0", "train", Some("n2"), 1),
+    ]
+}
+
+fn gain(items: Vec<Value>, cores: u32, order: Order) -> Gain {
+    let snapshot = snapshot(items);
+    let plan = Plan::of_ratio(Cores(cores), None, &snapshot).unwrap();
+    migrate(&snapshot, &plan, order, &Dialect::default()).unwrap()
+}
+
+fn held(gain: &Gain) -> (u32, u32) {
+    (gain.before.held, gain.after.held)
+}
+
+#[test]
+fn half_cards_free_half_of_the_cards() {
+    // By hand: train-0 must stay on n2 and leaves half a card; web-a fills it; web-b stays on n1, whose other card is then free;
+    // web-c joins web-b. One card on each node is held by two halves.
+    let gain = gain(full(), 50, Order::Outlook);
+    assert_eq!(held(&gain), (4, 2));
+    assert!((gain.before.idle, gain.after.idle) == (0.0, 2.0), "{gain:?}");
+    assert!(gain.after.fragmented.abs() < 1e-9, "{gain:?}");
+    let web = &gain.workloads[1];
+    assert_eq!((web.name.as_str(), web.pods, web.cards, web.moved), ("StatefulSet/web", 3, 3, 3));
+    assert_eq!(web.becomes.as_deref(), Some("50 cores and 20 blocks"));
+}
+
+#[test]
+fn binpack_by_nodes_can_cost_a_card() {
+    // As above up to web-c: n2 has 100 cores left and n1 150, so that binpack prefers n2 and breaks its free card.
+    assert_eq!(held(&gain(full(), 50, Order::Binpack)), (4, 3));
+}
+
+#[test]
+fn whole_cards_free_nothing() {
+    for order in [Order::Binpack, Order::Outlook] {
+        let gain = gain(full(), 100, order);
+        assert_eq!(held(&gain), (4, 4));
+        assert!(gain.workloads.iter().all(|one| one.moved == one.pods));
+    }
+}
+
+#[test]
+fn what_is_left_over_is_fragmented() {
+    // Sixty of each card: no two fit together, four cards stay held, and 40 of each is of use to nobody.
+    let gain = gain(full(), 60, Order::Outlook);
+    assert_eq!(held(&gain), (4, 4));
+    assert!((gain.after.idle - 1.6).abs() < 1e-9 && (gain.after.fragmented - 1.6).abs() < 1e-9, "{gain:?}");
+}
+
+#[test]
+fn a_pod_of_several_cards_keeps_whole_cards() {
+    let items =
+        vec![node("n1"), node("n2"), pod("big-0", "big", Some("n1"), 2), pod("one-0", "one", Some("n2"), 1)];
+    let gain = gain(items, 50, Order::Outlook);
+    assert_eq!(held(&gain), (3, 3));
+    assert_eq!(gain.workloads[0].becomes.as_deref(), Some("200 cores and 80 blocks"));
+}
+
+#[test]
+fn a_waiting_pod_starts_on_what_was_freed() {
+    let mut items = full();
+    items.extend((0..5).map(|n| pod(&format!("wait-{n}"), "wait", None, 1)));
+    let half = gain(items.clone(), 50, Order::Outlook);
+    assert_eq!(half.waiting, (5, 4));
+    assert_eq!(gain(items, 100, Order::Outlook).waiting, (5, 0));
+}
+
+#[test]
+fn what_stays_says_why() {
+    let policies = "\
+apiVersion: gpu-migrate.io/v1alpha1
+kind: GPUMigration
+metadata: {name: p}
+spec:
+  project: p
+  convert: {coresPerCard: 50, blocksPerCard: 41}
+  rollout: {percent: 0}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: team, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/project: p}}
+";
+    let mut items = full();
+    let mut aside = pod("aside-0", "aside", None, 1);
+    aside["metadata"]["labels"] = json!({"gpu-migrate.io/opt-out": "true"});
+    aside["spec"]["nodeName"] = json!("n3");
+    items.extend([node("n3"), aside]);
+    let snapshot = snapshot(items);
+    let plan = Plan::of_file(PolicyFile::parse(policies).unwrap(), &snapshot).unwrap();
+    let gain = migrate(&snapshot, &plan, Order::Binpack, &Dialect::default()).unwrap();
+    // 41 blocks are more than a card has: nobody moves, nothing changes.
+    assert_eq!(held(&gain), (5, 5));
+    let stays: Vec<&String> = gain.workloads.iter().flat_map(|one| one.stays.keys()).collect();
+    assert_eq!(stays[0], "left alone: it is opted out");
+    assert_eq!(
+        stays[1],
+        "fits on none of 3 nodes as a shared pod: 3 × pod asks for more than the node's cards have"
+    );
+    let text = report::table(&snapshot, &[gain]);
+    assert!(text.contains("team StatefulSet/web: fits on none of 3 nodes"), "{text}");
+}
+
+#[test]
+fn selectors_hold_for_moved_pods() {
+    let mut items = full();
+    for item in items.iter_mut().filter(|item| item["metadata"]["name"] == "web-a") {
+        item["spec"]["nodeSelector"] = json!({"disk": "n1"});
+    }
+    // web-a may not fill the half card on n2, and stays; web-b fills it, and web-c joins web-a.
+    assert_eq!(held(&gain(items, 50, Order::Outlook)), (4, 2));
+}
+
+#[test]
+fn shares_that_run_already_count() {
+    let mut items = vec![node("n1")];
+    let mut share = pod("share-0", "share", Some("n1"), 0);
+    share["spec"]["containers"][0]["resources"]["limits"] =
+        json!({"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "20"});
+    share["metadata"]["annotations"] = json!({"tencent.com/predicate-gpu-idx-0": "1"});
+    items.extend([share, pod("web-a", "web", Some("n1"), 1)]);
+    assert_eq!(held(&gain(items, 50, Order::Outlook)), (2, 1));
+}
+
+#[test]
+fn faults_name_the_object() {
+    let parse = |value: Value| Snapshot::parse(&value.to_string(), &Dialect::default());
+    let error = |value| parse(value).map(drop).unwrap_err();
+    assert!(matches!(error(json!({"kind": "Pod"})), SnapshotError::Json(_)));
+    let mut broken = pod("bad", "o", None, 1);
+    broken["spec"]["containers"] = json!("none");
+    let text = error(json!({"items": [broken]})).to_string();
+    assert!(text.starts_with("Pod bad: ") && text.contains("none"), "{text}");
+    let text = error(json!({"items": [{"kind": "Node", "metadata": {"name": "n"}}]})).to_string();
+    assert!(text.contains("no node has cards: 1 nodes"), "{text}");
+}
+
+#[test]
+fn blocks_can_be_given() {
+    let snapshot = snapshot(full());
+    let plan = Plan::of_ratio(Cores(50), Some(Blocks(10)), &snapshot).unwrap();
+    let gain = migrate(&snapshot, &plan, Order::Outlook, &Dialect::default()).unwrap();
+    assert_eq!(gain.workloads[0].becomes.as_deref(), Some("50 cores and 10 blocks"));
+}
