@@ -3,7 +3,7 @@
 # A test holds the two against each other. Needs helm.
 set -eu
 cd "$(dirname "$0")"
-for part in webhook extender bridge; do
+for part in webhook extender operator bridge; do
     {
         echo "# Rendered from deploy/chart by deploy/render.sh; do not edit."
         "${HELM:-helm}" template gpu-migrate chart/gpu-migrate --namespace gpu-migrate-system \
