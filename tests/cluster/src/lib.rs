@@ -21,7 +21,22 @@
 //!
 //! Root, and Debian's `containerd`, `runc` and `etcd-server`. Kubernetes and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
 //! or the `PATH`, else they are built with Go from the modules pinned in `go.mod` and `nvidia/go.mod`; see [`binaries`].
-//! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves it empty.
+//! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
+//!
+//! | variable | means |
+//! |---|---|
+//! | `GPU_MIGRATE_CLUSTER=1` | run the scenarios, and fail where something they need is missing |
+//! | `GPU_MIGRATE_CLUSTER_DIR` | state and logs (default: `gpu-migrate-cluster` in the temporary folder; the logs stay) |
+//! | `GPU_MIGRATE_CACHE` | what was built from Go modules (default: `~/.cache/gpu-migrate`) |
+//! | `GPU_MIGRATE_BIN_DIR` | our own binaries, instead of having cargo build them |
+//! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
+//! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
+//!
+//! # Versions
+//!
+//! Kubernetes 1.37 is the newest minor that kube 5 supports. It runs with Debian 12's containerd 1.6 and etcd 3.4, and on
+//! cgroup v1 (`failCgroupV1: false`); containerd 1.6 loses its support with 1.38. NVIDIA's plugin is v0.19.0, because neither
+//! v0.20.0 nor a dependency of v0.19.1 could be had as Go modules; nor could NVIDIA's mock NVML, so `nvml/nvml.c` stands in.
 
 pub mod binaries;
 pub mod cluster;

@@ -46,7 +46,7 @@ pub enum Violation {
     NotExclusive {
         /// UUID.
         card: String,
-        /// All that hold it.
+        /// All that hold it, sorted.
         holders: Vec<String>,
     },
     /// I2: the shares of a card add up to more than there is.
@@ -59,7 +59,7 @@ pub enum Violation {
         blocks: u64,
         /// Of so many blocks.
         of_blocks: u64,
-        /// All that hold it.
+        /// All that hold it, sorted.
         holders: Vec<String>,
     },
     /// A container sees more, fewer or other cards than it is entitled to.
@@ -120,7 +120,11 @@ pub fn judge(holdings: &[Holding], blocks_per_card: u64) -> Vec<Violation> {
 }
 
 fn judge_card(card: &str, holders: &[&Holding], blocks_per_card: u64) -> Option<Violation> {
-    let names = || holders.iter().map(|h| h.claim.who.clone()).collect();
+    let names = || {
+        let mut names: Vec<String> = holders.iter().map(|h| h.claim.who.clone()).collect();
+        names.sort();
+        names
+    };
     let legacy = holders.iter().any(|h| matches!(h.claim.kind, Kind::Legacy { .. }));
     if legacy && holders.len() > 1 {
         return Some(Violation::NotExclusive { card: card.to_owned(), holders: names() });

@@ -6,11 +6,12 @@ use gpu_migrate_cluster_tests::{
     cluster::PATIENCE,
     configs::NODE,
     migration::GPU,
-    observe::Observer,
+    observe::{Observer, Violation},
     stage::CARDS,
     wait::Seen,
     workload::{deployment, only_card, pod_spec},
 };
+use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
 use kube::{ResourceExt, core::Request};
 use serde_json::{Value, json};
 
@@ -29,6 +30,28 @@ pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Clu
     cards.dedup();
     ensure!(cards.len() as u64 == CARDS, "eight pods share the cards {cards:?}");
     observer.finish().await?.check(8)
+}
+
+/// The observer is no rubber stamp: a pod that helps itself to a legacy pod's card, as any image may by setting the variable
+/// itself, is reported, from what the kernel says about the two processes.
+pub(crate) async fn the_observer_sees_a_pod_that_helps_itself(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.namespace("thief", &[]).await?;
+    let observer = Observer::start(cluster.client.clone());
+    cluster.create_pod(&namespace, "owner", pod_spec(GPU)).await?;
+    let card = only_card(&cluster.running(&namespace, "owner").await?.1)?;
+    let mut spec = pod_spec(&[]);
+    spec["containers"][0]["env"] = json!([{"name": NVIDIA_VISIBLE_DEVICES, "value": card}]);
+    cluster.create_pod(&namespace, "thief", spec).await?;
+    cluster.running(&namespace, "thief").await?;
+
+    let report = observer.finish().await?;
+    let [owner, thief] = ["owner", "thief"].map(|pod| format!("{namespace}/{pod}/main"));
+    let shared = Violation::NotExclusive { card: card.clone(), holders: vec![owner, thief.clone()] };
+    let stolen = Violation::WrongCards { who: thief, entitled: 0, sees: vec![card] };
+    let seen: Vec<&Violation> = report.violations.keys().collect();
+    ensure!(seen == [&shared, &stolen], "reported: {seen:?}");
+    ensure!(report.check(0).is_err(), "the report passes all the same");
+    Ok(())
 }
 
 /// FACTS 4.9, on which DESIGN decision 1 rests: the annotations of a Binding reach the pod in the write that sets its node.

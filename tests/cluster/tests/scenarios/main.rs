@@ -39,6 +39,7 @@ macro_rules! scenario {
 fn scenarios() -> Vec<Scenario> {
     vec![
         scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
+        scenario!(Legacy, kubernetes::the_observer_sees_a_pod_that_helps_itself),
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
         scenario!(Legacy, resources::sense_is_accepted_and_nonsense_is_refused),
