@@ -1,5 +1,6 @@
 //! The command line: what can be said, and the help that teaches it.
 
+use crate::cluster::{ClusterArgs, Output};
 use crate::exit;
 use crate::style::ColorWhen;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -41,6 +42,27 @@ pub enum Command {
     /// Namespaces with their labels are taken from the same paths and from --policy. The rewrite is the very code
     /// of the admission webhook.
     Plan(PlanArgs),
+    /// Check a cluster before a migration: versions, webhook, plugins, quotas, pods. Ends with go or no-go.
+    ///
+    /// Every finding says what was found and what to do. One no-go makes the whole a no-go (exit status 3).
+    Preflight(LookArgs),
+    /// Show who has which card on every node, and how far each project is.
+    Status(StatusArgs),
+    /// Start, pause, resume or take back the migration of a project.
+    Rollout(RolloutArgs),
+    /// Say what quotas on whole cards mean for shares.
+    Quota(QuotaArgs),
+    /// Take cards of a node out of new allocation; what is on them stays.
+    CordonCard(CordonArgs),
+    /// Re-check over the whole cluster that no card has two kinds of holders and none is overcommitted.
+    ///
+    /// From two sources that know nothing of each other: what the node agents report, and what stands on the pods.
+    Verify(LookArgs),
+    /// Remove gpu-migrate: objects, node labels, annotations; refuses while shared pods run.
+    ///
+    /// The node agent's own directory on each node (plugins/gpu-migrate below the kubelet's) stays: no object of the
+    /// cluster reaches it.
+    Uninstall(UninstallArgs),
     /// Print the CustomResourceDefinitions, made from the types this program was built with.
     Crds(CrdsArgs),
     /// Print the completion script of a shell.
@@ -119,6 +141,139 @@ A policy file is a stream of GPUMigrations and of the Namespaces they apply to:
 
 Exit status: 0 all could be planned, 1 some input could not be read (the rest is still planned),
 2 wrong command line, 3 at least one object cannot be converted.";
+
+/// Arguments of the commands that only look.
+#[derive(Debug, Args)]
+#[command(after_help = "Offline:
+  kubectl get nodes,pods,namespaces,resourcequotas,daemonsets,gpushadows,gpumigrations,mutatingwebhookconfigurations -A -o yaml > cluster.yaml
+  gpu-migrate preflight --from cluster.yaml")]
+pub struct LookArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: Output,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  gpu-migrate status\n  gpu-migrate status gpu-07 --holders")]
+pub struct StatusArgs {
+    /// Only this node.
+    #[arg(value_name = "NODE")]
+    pub node: Option<String>,
+    /// Also list who holds each card.
+    #[arg(long)]
+    pub holders: bool,
+    /// Which cluster, and the form of the answer.
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
+/// Arguments of `rollout`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  gpu-migrate rollout start danlu\n  gpu-migrate rollout undo danlu")]
+pub struct RolloutArgs {
+    /// What to do.
+    #[arg(value_enum)]
+    pub action: RolloutAction,
+    /// Name of the GPUMigration.
+    #[arg(value_name = "POLICY")]
+    pub policy: String,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// What to do with a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RolloutAction {
+    /// Enforce the policy; the operator begins with the first wave.
+    Start,
+    /// Begin nothing new; what has moved stays.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Take every workload back to whole cards.
+    Undo,
+}
+
+/// Arguments of `quota`.
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: QuotaCommand,
+}
+
+/// What to do with quotas.
+#[derive(Debug, Subcommand)]
+pub enum QuotaCommand {
+    /// Print the limits on shares that stand for the limits on whole cards, for `kubectl apply --server-side`.
+    ///
+    /// The limit on whole cards stays: while a project moves it has both kinds of pods, and may have as many of each.
+    /// Kueue counts a workload as it was written: cover nvidia.com/gpu there, or use its resource transformations.
+    Translate(TranslateArgs),
+}
+
+/// Arguments of `quota translate`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  gpu-migrate quota translate
+  gpu-migrate quota translate -n danlu | kubectl apply --server-side -f -
+  gpu-migrate quota translate --apply")]
+pub struct TranslateArgs {
+    /// Only this namespace; default: all that are opted in.
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Write them into the cluster.
+    #[arg(long)]
+    pub apply: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Arguments of `cordon-card`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  gpu-migrate cordon-card gpu-07 3\n  gpu-migrate cordon-card gpu-07 3 --undo"
+)]
+pub struct CordonArgs {
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Cards by index or UUID.
+    #[arg(value_name = "CARD", required = true)]
+    pub cards: Vec<String>,
+    /// Put them back into allocation.
+    #[arg(long)]
+    pub undo: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Arguments of `uninstall`.
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
+    /// Only say what would be removed.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Also while shared pods run, or NVIDIA's plugin is still behind the bridge.
+    #[arg(long)]
+    pub force: bool,
+    /// Leave the definitions, and with them the policies.
+    #[arg(long)]
+    pub keep_policies: bool,
+    /// Where it was installed.
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system")]
+    pub namespace: String,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
 
 /// Arguments of `crds`.
 #[derive(Debug, Args)]

@@ -1,9 +1,11 @@
 //! gpu-migrate, the command line of the migration.
 //!
-//! Offline commands (`plan`, `crds`, `completion`, `man`) need no cluster. What decides is pure and stands in
-//! modules of its own; what reads files and writes to the terminal is thin and here.
+//! Offline commands (`plan`, `crds`, `completion`, `man`) need no cluster; those in [`cluster`] look at one, or at a dump
+//! of one. What decides is pure and stands in modules of its own; what reads files and writes to the terminal is thin
+//! and here.
 
 pub mod args;
+pub mod cluster;
 pub mod crds;
 pub mod exit;
 pub mod manifest;
@@ -25,6 +27,18 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     let (mut out, mut err) = (io::BufWriter::new(anstream::stdout().lock()), anstream::stderr());
     let exit = match cli.command {
         Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
+        Command::Preflight(args) => look(&args, &mut out, cluster::preflight::preflight)?,
+        Command::Status(args) => look(&args.look, &mut out, |snapshot| {
+            cluster::status::status(snapshot, args.node.as_deref(), args.holders)
+        })?,
+        Command::Verify(args) => look(&args, &mut out, cluster::verify::verify)?,
+        Command::Rollout(args) => cluster::runtime(cluster::rollout(&args, &mut out))?,
+        Command::CordonCard(args) => cluster::runtime(cluster::cordon_card(&args, &mut out))?,
+        Command::Quota(args) => {
+            let args::QuotaCommand::Translate(args) = args.command;
+            cluster::runtime(cluster::quota::command(&args, &mut out, &mut err))?
+        }
+        Command::Uninstall(args) => cluster::runtime(cluster::uninstall(&args, &mut out))?,
         Command::Crds(args) => toolbox::crds(&args, &mut out).map(|()| Exit::Done)?,
         Command::Completion(args) => toolbox::completion(&args, &mut out).map(|()| Exit::Done)?,
         Command::Man(args) => toolbox::man(&args, &mut out)
@@ -33,6 +47,16 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     };
     out.flush()?;
     Ok(exit)
+}
+
+/// A command that only looks: list, decide, say.
+fn look(
+    args: &args::LookArgs,
+    out: &mut dyn Write,
+    decide: impl FnOnce(&cluster::Snapshot) -> cluster::Answer,
+) -> anyhow::Result<Exit> {
+    let snapshot = cluster::runtime(args.cluster.snapshot())?;
+    Ok(decide(&snapshot).write(args.output, out)?)
 }
 
 /// `gpu-migrate plan`: read, decide, show.

@@ -21,6 +21,8 @@ pub enum Source {
     File(PathBuf),
     /// Standard input, written `-` on the command line.
     Stdin,
+    /// An object of the cluster.
+    Cluster,
 }
 
 impl fmt::Display for Source {
@@ -28,6 +30,7 @@ impl fmt::Display for Source {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Stdin => f.write_str("stdin"),
+            Self::Cluster => f.write_str("cluster"),
         }
     }
 }

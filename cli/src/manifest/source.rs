@@ -147,7 +147,7 @@ mod tests {
             .iter()
             .map(|i| match &i.source {
                 Source::File(path) => path.file_name().unwrap().to_string_lossy().into_owned(),
-                Source::Stdin => "-".to_owned(),
+                Source::Stdin | Source::Cluster => "-".to_owned(),
             })
             .collect()
     }

@@ -1,0 +1,78 @@
+//! The way to a cluster, as kubectl has it.
+
+use super::Snapshot;
+use crate::manifest::{documents, expand, read_inputs};
+use anyhow::Context as _;
+use clap::Args;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use std::io;
+use std::path::PathBuf;
+
+/// Which cluster.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's service account.
+    #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Look at these files instead (Lists that kubectl printed); `-` is stdin.
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["kubeconfig", "context"])]
+    pub from: Vec<PathBuf>,
+}
+
+impl ClusterArgs {
+    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+        anyhow::ensure!(
+            self.from.is_empty(),
+            "--from: this command changes a cluster; files cannot be changed"
+        );
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let file =
+                    Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
+                Config::from_custom_kubeconfig(file, &options).await?
+            }
+            None if self.context.is_some() => Config::from_kubeconfig(&options).await?,
+            None => {
+                Config::infer().await.context("no way to reach a cluster: set KUBECONFIG or --kubeconfig")?
+            }
+        };
+        Ok(Client::try_from(config)?)
+    }
+
+    /// What there is, from the cluster or from the files.
+    pub(crate) async fn snapshot(&self) -> anyhow::Result<Snapshot> {
+        if self.from.is_empty() {
+            return Snapshot::of_cluster(&self.client().await?).await;
+        }
+        let (inputs, errors) = read_inputs(&self.from, false, &mut io::stdin());
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error.into());
+        }
+        let mut objects = Vec::new();
+        for input in &inputs {
+            let (found, broken) = documents(input);
+            if let Some(error) = broken.into_iter().next() {
+                return Err(error.into());
+            }
+            let (manifests, wrong) = expand(found);
+            if let Some(error) = wrong.into_iter().next() {
+                return Err(error.into());
+            }
+            objects.extend(manifests);
+        }
+        Snapshot::of_objects(objects)
+    }
+}
+
+/// Runs one command's work. A command line does one thing at a time: no threads are needed for it.
+pub(crate) fn runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    // The only failure is that a provider is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}

@@ -1,0 +1,84 @@
+//! The commands that look at a cluster, or at a dump of one.
+//!
+//! Each reads a [`Snapshot`] and decides purely; with `--from` the snapshot is what `kubectl get … -o yaml` once said,
+//! so that a cluster can be looked at from elsewhere, and every decision be tested without one.
+
+mod change;
+mod connect;
+pub mod preflight;
+pub mod quota;
+pub mod snapshot;
+pub mod status;
+mod uninstall;
+pub mod verify;
+
+pub(crate) use change::{cordon_card, rollout};
+pub use connect::ClusterArgs;
+pub(crate) use connect::runtime;
+pub use snapshot::Snapshot;
+pub(crate) use uninstall::uninstall;
+
+use crate::exit::Exit;
+use crate::style::{WARNING, paint};
+use serde_json::Value;
+use std::io::{self, Write};
+
+/// Forms of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+    /// For programs and people.
+    Yaml,
+}
+
+/// What a command that only looks has to say.
+pub(crate) struct Answer {
+    /// The table.
+    pub(crate) text: String,
+    /// The same for programs.
+    pub(crate) value: Value,
+    /// How it ends.
+    pub(crate) exit: Exit,
+}
+
+impl Answer {
+    /// Writes it in the form that was asked for.
+    pub(crate) fn write(&self, output: Output, out: &mut dyn Write) -> io::Result<Exit> {
+        match output {
+            Output::Table => out.write_all(self.text.as_bytes())?,
+            Output::Json => writeln!(out, "{:#}", self.value)?,
+            Output::Yaml => out.write_all(crate::plan::diff::to_yaml(&self.value).as_bytes())?,
+        }
+        Ok(self.exit)
+    }
+}
+
+/// Lines of columns, the last column free.
+pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let plain = |cell: &str| anstream::adapter::strip_str(cell).to_string().chars().count();
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths = (0..count)
+        .map(|column| {
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| plain(cell)).max().unwrap_or(0)
+        })
+        .collect::<Vec<_>>();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line += cell;
+            line += &" ".repeat(width - plain(cell) + 2);
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+pub(crate) fn warn(err: &mut dyn Write, text: &str) -> io::Result<()> {
+    writeln!(err, "{} {text}", paint(WARNING, "warning:"))
+}

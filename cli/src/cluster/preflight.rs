@@ -1,0 +1,437 @@
+//! `gpu-migrate preflight`: what stands in the way of a migration, before it begins. Pure.
+//!
+//! Every check says what it looked at, what it found and what to do. One no-go makes the whole a no-go.
+
+use super::snapshot::is_finished;
+use super::{Answer, Snapshot, quota, verify};
+use crate::exit::Exit;
+use crate::manifest::{Manifest, Origin, Source};
+use crate::plan::decide::{Rules, decide};
+use crate::plan::{Fallback, Outcome};
+use crate::style::{ADDED, FAINT, REMOVED, WARNING, paint};
+use gpu_migrate_model::annotation::is_of_choice;
+use gpu_migrate_model::ask::PodAsk;
+use gpu_migrate_model::crd::GPUShadow;
+use gpu_migrate_model::names::{self, Dialect};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Lowest minor version of Kubernetes: admission policies in CEL are stable from there on.
+const LOWEST_MINOR: u32 = 30;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// To be known.
+    Warn,
+    /// The migration must not begin.
+    NoGo,
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Which check.
+    pub check: &'static str,
+    /// How bad.
+    pub level: Level,
+    /// What was found.
+    pub found: String,
+    /// What to do; empty where nothing is to be done.
+    pub remedy: String,
+}
+
+/// All checks over a snapshot.
+#[must_use]
+pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
+    let checks: [(&'static str, fn(&Snapshot, &mut Report)); 9] = [
+        ("versions", versions),
+        ("webhook", webhook),
+        ("other mutators", other_mutators),
+        ("node agents", node_agents),
+        ("NVIDIA plugin", nvidia_plugin),
+        ("other plugins", other_plugins),
+        ("quotas", quotas),
+        ("pods", pods),
+        ("books", books),
+    ];
+    let mut all = Vec::new();
+    for (check, run) in checks {
+        let mut report = Report { check, findings: Vec::new() };
+        run(snapshot, &mut report);
+        all.extend(report.findings);
+    }
+    all
+}
+
+/// Findings of one check.
+struct Report {
+    check: &'static str,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    fn add(&mut self, level: Level, found: String, remedy: &str) {
+        self.findings.push(Finding { check: self.check, level, found, remedy: remedy.to_owned() });
+    }
+
+    fn good(&mut self, found: String) {
+        if self.findings.is_empty() {
+            self.add(Level::Good, found, "");
+        }
+    }
+}
+
+fn has_cards(node: &Node) -> bool {
+    let dialect = Dialect::default();
+    let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
+    let some = |name: &str| capacity.and_then(|c| c.get(name)).is_some_and(|amount| amount.0 != "0");
+    some(&dialect.legacy) || some(&dialect.cores) || node.labels().contains_key(names::PLUGIN)
+}
+
+fn plugin_mode(node: &Node) -> &str {
+    node.labels().get(names::PLUGIN).map_or("", String::as_str)
+}
+
+fn is_bridged(node: &&Node) -> bool {
+    matches!(plugin_mode(node), "Bridged" | "Shared")
+}
+
+/// `v1.33.4` → 33.
+fn minor(version: &str) -> Option<u32> {
+    version.trim_start_matches('v').split('.').nth(1)?.parse().ok()
+}
+
+fn versions(snapshot: &Snapshot, report: &mut Report) {
+    let mut seen = BTreeSet::new();
+    for node in snapshot.nodes.iter().filter(|node| has_cards(node)) {
+        let Some(info) = node.status.as_ref().and_then(|status| status.node_info.as_ref()) else { continue };
+        seen.insert(info.kubelet_version.clone());
+        if minor(&info.kubelet_version).is_some_and(|minor| minor < LOWEST_MINOR) {
+            let found = format!("node {}: kubelet {}", node.name_any(), info.kubelet_version);
+            report.add(Level::NoGo, found, "Upgrade to 1.30 or newer: older kubelets were not tried");
+        }
+    }
+    let count = snapshot.nodes.iter().filter(|node| has_cards(node)).count();
+    if count == 0 {
+        report.add(
+            Level::Warn,
+            "no node has cards".into(),
+            "Fine for a cluster that scales from zero; else see the NVIDIA plugin",
+        );
+    }
+    report.good(format!(
+        "{count} nodes with cards, kubelets {}",
+        seen.into_iter().collect::<Vec<_>>().join(", ")
+    ));
+}
+
+fn webhook(snapshot: &Snapshot, report: &mut Report) {
+    let ours = snapshot.mutating.iter().find(|configuration| configuration.name_any() == "gpu-migrate");
+    let Some(webhooks) = ours.and_then(|configuration| configuration.webhooks.as_ref()) else {
+        let remedy = "Install the webhook (deploy/README.md); it registers itself once it is ready";
+        return report.add(
+            Level::NoGo,
+            "MutatingWebhookConfiguration gpu-migrate is not there".into(),
+            remedy,
+        );
+    };
+    for webhook in webhooks {
+        if webhook.client_config.ca_bundle.as_ref().is_none_or(|bundle| bundle.0.is_empty()) {
+            let found = format!("{}: no caBundle, so the API server cannot trust it", webhook.name);
+            report.add(
+                Level::NoGo,
+                found,
+                "Look at the webhook's log; cert-manager's injector is the alternative",
+            );
+        }
+        if webhook.failure_policy.as_deref() != Some("Ignore") {
+            let found = format!(
+                "{}: failurePolicy {}",
+                webhook.name,
+                webhook.failure_policy.as_deref().unwrap_or("Fail")
+            );
+            report.add(
+                Level::NoGo,
+                found,
+                "Set it to Ignore: if the webhook is away, no pod of an opted-in namespace starts",
+            );
+        }
+        let opt_in = webhook.namespace_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
+        if opt_in.is_none_or(|labels| labels.get(names::OPT_IN).map(String::as_str) != Some("true")) {
+            let found = format!("{}: its namespaceSelector does not demand {}", webhook.name, names::OPT_IN);
+            report.add(Level::NoGo, found, "Let the webhook register itself again (--register)");
+        }
+    }
+    report.good("registered, trusted, and out of the way when it is away".into());
+}
+
+fn other_mutators(snapshot: &Snapshot, report: &mut Report) {
+    let touches_pods = |rules: &k8s_openapi::api::admissionregistration::v1::RuleWithOperations| {
+        rules.resources.iter().flatten().any(|resource| resource == "pods" || resource.starts_with('*'))
+    };
+    for configuration in
+        snapshot.mutating.iter().filter(|configuration| configuration.name_any() != "gpu-migrate")
+    {
+        for webhook in configuration.webhooks.iter().flatten() {
+            if webhook.rules.iter().flatten().any(touches_pods) {
+                let found = format!("{} also changes pods", webhook.name);
+                let hami = webhook.name.contains("hami.io");
+                let (level, remedy) = if hami {
+                    (Level::NoGo, "Keep HAMi off the namespaces that opt in: it rewrites nvidia.com/gpu too")
+                } else {
+                    (
+                        Level::Warn,
+                        "It is called again after ours (reinvocationPolicy); see that it leaves resources, schedulerName and tolerations alone",
+                    )
+                };
+                report.add(level, found, remedy);
+            }
+        }
+    }
+    report.good("nobody else changes pods".into());
+}
+
+fn node_agents(snapshot: &Snapshot, report: &mut Report) {
+    let bridged = snapshot.nodes.iter().filter(is_bridged).collect::<Vec<_>>();
+    for node in &bridged {
+        let name = node.name_any();
+        match snapshot.shadows.iter().find(|shadow| shadow.name_any() == name) {
+            None => report.add(
+                Level::NoGo,
+                format!("node {name} is labelled {}={} and reports no cards", names::PLUGIN, plugin_mode(node)),
+                "Look at the node agent there: kubectl -n gpu-migrate-system get pods -o wide -l app.kubernetes.io/component=bridge",
+            ),
+            Some(shadow) => agent_conditions(shadow, report),
+        }
+    }
+    if bridged.is_empty() {
+        let found = format!("no node is labelled {}=Bridged", names::PLUGIN);
+        report.add(
+            Level::Warn,
+            found,
+            "Converted pods find no node until one is: label the first node, see the runbook",
+        );
+    }
+    report.good(format!("{} bridged nodes report their cards", bridged.len()));
+}
+
+fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
+    for condition in shadow.status.iter().flat_map(|status| &status.conditions) {
+        let bad = (condition.type_ == "Ready" && condition.status != "True")
+            || (condition.type_ == "Drift" && condition.status == "True");
+        if bad {
+            let found = format!(
+                "node {}: {}={}: {}",
+                shadow.name_any(),
+                condition.type_,
+                condition.status,
+                condition.message
+            );
+            report.add(
+                Level::NoGo,
+                found,
+                "Clear this first: the books of the node are not to be trusted while it lasts",
+            );
+        }
+    }
+}
+
+/// The plugin's variable that says where it registers.
+fn kubelet_socket(set: &DaemonSet) -> Option<String> {
+    let pod = set.spec.as_ref()?.template.spec.as_ref()?;
+    let env = pod.containers.iter().flat_map(|container| container.env.iter().flatten());
+    env.filter(|variable| variable.name == "KUBELET_SOCKET").find_map(|variable| variable.value.clone())
+}
+
+fn images(set: &DaemonSet) -> impl Iterator<Item = &str> {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    pod.into_iter().flat_map(|pod| &pod.containers).filter_map(|container| container.image.as_deref())
+}
+
+/// Device plugins are known by what they run, not by what they are called.
+fn runs(set: &DaemonSet, parts: &[&str]) -> bool {
+    images(set).any(|image| parts.iter().any(|part| image.contains(part)))
+}
+
+fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
+    let sets =
+        snapshot.daemon_sets.iter().filter(|set| runs(set, &["k8s-device-plugin"])).collect::<Vec<_>>();
+    let bridged = snapshot.nodes.iter().filter(is_bridged).count();
+    let behind =
+        |set: &&&DaemonSet| kubelet_socket(set).is_some_and(|socket| socket.contains("gpu-migrate@"));
+    if bridged > 0 && !sets.is_empty() && !sets.iter().any(|set| behind(&set)) {
+        let names =
+            sets.iter().map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any()));
+        let found = format!(
+            "{} registers with the kubelet itself on {bridged} bridged nodes",
+            names.collect::<Vec<_>>().join(", ")
+        );
+        report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it hands out cards that shares are on");
+    }
+    if sets.is_empty() {
+        report.add(
+            Level::Warn,
+            "no DaemonSet runs NVIDIA's device plugin".into(),
+            "Legacy pods need it; GPU operator users find it in the operator's namespace",
+        );
+    }
+    report.good(format!(
+        "{} DaemonSets, {} behind the bridge",
+        sets.len(),
+        sets.iter().filter(|set| behind(set)).count()
+    ));
+}
+
+fn other_plugins(snapshot: &Snapshot, report: &mut Report) {
+    for set in &snapshot.daemon_sets {
+        let shown = format!("DaemonSet {}/{}", set.namespace().unwrap_or_default(), set.name_any());
+        if runs(set, &["tkestack/gpu-manager", "projecthami/hami", "vgpu-manager", "gpushare-device-plugin"])
+        {
+            let found = format!(
+                "{shown} runs another GPU sharing plugin ({})",
+                images(set).collect::<Vec<_>>().join(", ")
+            );
+            report.add(Level::NoGo, found, "Keep it off the nodes that are bridged: two plugins for the same cards know nothing of each other");
+        }
+    }
+    report.good("no other sharing plugin is running".into());
+}
+
+fn quotas(snapshot: &Snapshot, report: &mut Report) {
+    let translations = quota::translate(snapshot, None);
+    for translation in &translations {
+        match translation {
+            Err(error) => report.add(
+                Level::NoGo,
+                error.to_string(),
+                "Correct the quota, or write a policy for the project",
+            ),
+            Ok(one) if !one.present => {
+                let found = format!(
+                    "ResourceQuota {}/{} allows {} cards and says nothing of shares: converted pods are not limited by it",
+                    one.namespace, one.name, one.cards
+                );
+                report.add(Level::NoGo, found, "gpu-migrate quota translate --apply, or decide that shares need no limit and remove the quota");
+            }
+            Ok(_) => {}
+        }
+    }
+    report.good(match translations.len() {
+        0 => "no opted-in namespace limits whole cards".into(),
+        n => format!("{n} quotas on cards have their counterpart"),
+    });
+}
+
+fn pods(snapshot: &Snapshot, report: &mut Report) {
+    let mut objects =
+        snapshot.pods.iter().filter(|pod| !is_finished(pod)).filter_map(pod_as_created).collect::<Vec<_>>();
+    objects.extend(snapshot.namespaces.iter().filter_map(|namespace| manifest("v1", "Namespace", namespace)));
+    objects.extend(
+        snapshot
+            .migrations
+            .iter()
+            .filter_map(|policy| manifest("gpu-migrate.io/v1alpha1", "GPUMigration", policy)),
+    );
+    let (rules, problems) = Rules::take_from(&mut objects);
+    for problem in problems {
+        report.add(Level::NoGo, problem.to_string(), "Correct the policy: it is not used as it is");
+    }
+    if rules.policy_count == 0 {
+        report.add(
+            Level::Warn,
+            "there is no policy: nothing is converted".into(),
+            "Write a GPUMigration, see examples/policies.yaml",
+        );
+    }
+    let plan = decide(objects, &rules, "default");
+    for entry in &plan.entries {
+        if let Outcome::CannotConvert { why, then } = &entry.outcome {
+            let level = if *then == Fallback::Deny { Level::NoGo } else { Level::Warn };
+            report.add(
+                level,
+                format!("{} cannot be converted: {why}", entry.manifest),
+                "Change the pod, or opt it out: gpu-migrate.io/opt-out: \"true\"",
+            );
+        }
+    }
+    if let Some(pod) = snapshot.pods.iter().find(|pod| !is_finished(pod) && init_asks(pod)) {
+        let found = format!(
+            "{}/{} uses cards in an init container",
+            pod.namespace().unwrap_or_default(),
+            pod.name_any()
+        );
+        report.add(Level::Warn, found, "A kubelet of 1.33 kills such pods when it restarts: restart kubelets before or after, not while they run");
+    }
+    let converted = plan.converted().filter(|(_, converted)| !converted.guard).count();
+    report.good(format!("{converted} running pods would be converted, none stands in the way"));
+}
+
+fn init_asks(pod: &Pod) -> bool {
+    use gpu_migrate_model::ask::ContainerKind;
+    PodAsk::of(pod, &Dialect::default())
+        .is_ok_and(|ask| ask.asking().any(|container| container.kind == ContainerKind::Init))
+}
+
+/// A running pod as it would be created anew: without its node, which the webhook would respect, and its cards.
+fn pod_as_created(pod: &Pod) -> Option<Manifest> {
+    let mut pod = pod.clone();
+    pod.spec.as_mut()?.node_name = None;
+    pod.annotations_mut().retain(|key, _| !is_of_choice(key));
+    manifest("v1", "Pod", &pod)
+}
+
+fn manifest<K: kube::Resource + serde::Serialize>(
+    api_version: &str,
+    kind: &str,
+    object: &K,
+) -> Option<Manifest> {
+    let mut value = serde_json::to_value(object).ok()?;
+    // A status is written by programs of other versions too, and no business of the policy's reader.
+    value.as_object_mut()?.remove("status");
+    Some(Manifest {
+        origin: Origin { source: Source::Cluster, document: 1, line: 1, items: Vec::new() },
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+        namespace: object.meta().namespace.clone(),
+        name: object.meta().name.clone().unwrap_or_default(),
+        value,
+    })
+}
+
+fn books(snapshot: &Snapshot, report: &mut Report) {
+    let found = verify::findings(snapshot);
+    for violation in found.violations {
+        report.add(Level::NoGo, violation, "gpu-migrate verify shows all; delete one of the holders");
+    }
+    report.good(format!("{} cards, I1 and I2 hold", found.cards));
+}
+
+pub(crate) fn preflight(snapshot: &Snapshot) -> Answer {
+    let findings = findings(snapshot);
+    let go = findings.iter().all(|finding| finding.level != Level::NoGo);
+    let mut text = String::new();
+    for finding in &findings {
+        let mark = match finding.level {
+            Level::Good => paint(ADDED, "ok     "),
+            Level::Warn => paint(WARNING, "warning"),
+            Level::NoGo => paint(REMOVED, "no-go  "),
+        };
+        text += &format!("{mark}  {}: {}\n", finding.check, finding.found);
+        if !finding.remedy.is_empty() {
+            text += &format!("         {}\n", paint(FAINT, &finding.remedy));
+        }
+    }
+    text += &if go { paint(ADDED, "go\n") } else { paint(REMOVED, "no-go\n") };
+    let list = findings
+        .iter()
+        .map(|f| json!({"check": f.check, "level": format!("{:?}", f.level), "found": f.found, "remedy": f.remedy}))
+        .collect::<Vec<Value>>();
+    let exit = if go { Exit::Done } else { Exit::No };
+    Answer { text, value: json!({"go": go, "findings": list}), exit }
+}

@@ -1,0 +1,282 @@
+//! `gpu-migrate uninstall`: leaves no trace, in the order in which nothing breaks on the way.
+
+use super::Snapshot;
+use super::snapshot::is_finished;
+use crate::args::UninstallArgs;
+use crate::exit::Exit;
+use crate::style::{FAINT, paint};
+use gpu_migrate_model::ask::{PodAsk, PodKind};
+use gpu_migrate_model::names::{self, Dialect};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::rbac::v1::RoleBinding;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+};
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::time::Duration;
+
+/// How long the webhook may take to go: its grace period is 30 s.
+const PATIENCE_SECONDS: u32 = 90;
+
+/// What the chart and the base put their name on.
+const OURS: &str = "app.kubernetes.io/name=gpu-migrate";
+
+/// One kind of object that goes.
+struct Kind {
+    group: &'static str,
+    kind: &'static str,
+    namespaced: bool,
+}
+
+const fn kind(group: &'static str, kind: &'static str, namespaced: bool) -> Kind {
+    Kind { group, kind, namespaced }
+}
+
+/// In this order: first what would put things back (the webhook re-creates its configuration), then what the API
+/// server would still call, then the rest; the definitions last, since with them the objects go.
+const ORDER: [Kind; 15] = [
+    kind("apps", "Deployment", true),
+    kind("admissionregistration.k8s.io", "MutatingWebhookConfiguration", false),
+    kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding", false),
+    kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", false),
+    kind("apps", "DaemonSet", true),
+    kind("", "Service", true),
+    kind("", "ConfigMap", true),
+    kind("policy", "PodDisruptionBudget", true),
+    kind("networking.k8s.io", "NetworkPolicy", true),
+    kind("rbac.authorization.k8s.io", "RoleBinding", true),
+    kind("rbac.authorization.k8s.io", "Role", true),
+    kind("rbac.authorization.k8s.io", "ClusterRoleBinding", false),
+    kind("rbac.authorization.k8s.io", "ClusterRole", false),
+    kind("", "ServiceAccount", true),
+    kind("", "Secret", true),
+];
+
+/// What stands in the way: shared pods would lose their plugin, legacy pods theirs.
+fn obstacles(snapshot: &Snapshot) -> Vec<String> {
+    let mut found = Vec::new();
+    let dialect = Dialect::default();
+    let shared = snapshot.pods.iter().filter(|pod| !is_finished(pod)).filter(|pod| {
+        PodAsk::of(pod, &dialect).is_ok_and(|ask| matches!(ask.kind(), PodKind::Shared | PodKind::Mixed))
+    });
+    let names = shared
+        .map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()))
+        .collect::<Vec<_>>();
+    if let Some(first) = names.first() {
+        found.push(format!(
+            "{} shared pods are there, {first} first: take them back with `gpu-migrate rollout undo`",
+            names.len()
+        ));
+    }
+    for set in &snapshot.daemon_sets {
+        let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        let variables = pod
+            .into_iter()
+            .flat_map(|pod| &pod.containers)
+            .flat_map(|container| container.env.iter().flatten());
+        let behind = |variable: &k8s_openapi::api::core::v1::EnvVar| {
+            variable.name == "KUBELET_SOCKET"
+                && variable.value.as_deref().is_some_and(|value| value.contains("gpu-migrate@"))
+        };
+        if variables.into_iter().any(behind) {
+            found.push(format!(
+                "DaemonSet {}/{} still registers with the bridge: remove KUBELET_SOCKET from it, or its nodes have no nvidia.com/gpu",
+                set.namespace().unwrap_or_default(),
+                set.name_any()
+            ));
+        }
+    }
+    found
+}
+
+/// The patch that takes our labels and annotations off a node; `None` where there are none.
+fn clean_node(node: &Node) -> Option<Value> {
+    let mine = |key: &&String| key.starts_with("gpu-migrate.io/");
+    let gone = |keys: Vec<&String>| {
+        keys.into_iter().map(|key| (key.clone(), Value::Null)).collect::<serde_json::Map<_, _>>()
+    };
+    let labels = gone(node.labels().keys().filter(mine).collect());
+    let annotations = gone(node.annotations().keys().filter(mine).collect());
+    (!labels.is_empty() || !annotations.is_empty())
+        .then(|| json!({"metadata": {"labels": labels, "annotations": annotations}}))
+}
+
+pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let client = args.cluster.client().await?;
+    let snapshot = Snapshot::of_cluster(&client).await?;
+    let obstacles = obstacles(&snapshot);
+    if !obstacles.is_empty() && !args.force {
+        for obstacle in &obstacles {
+            writeln!(out, "in the way: {obstacle}")?;
+        }
+        writeln!(out, "nothing was removed; --force removes all the same")?;
+        return Ok(Exit::No);
+    }
+    let mut remover = Remover { client, args, out };
+    for kind in &ORDER {
+        remover.all_of(kind).await?;
+        if kind.kind == "Deployment" {
+            remover.wait_for_pods().await?;
+        }
+    }
+    // The scheduler reads how to authenticate its callers, which stands in kube-system.
+    remover.elsewhere("kube-system", "gpu-migrate-scheduler-authentication").await?;
+    // Not labelled by us: the schedulers and the webhook's replicas make their Leases themselves.
+    for lease in ["gpu-migrate-scheduler", "gpu-migrate-webhook-ca", "gpu-migrate-operator"] {
+        remover.named(&kind("coordination.k8s.io", "Lease", true), lease).await?;
+    }
+    remover.named(&kind("", "Secret", true), "gpu-migrate-webhook-ca").await?;
+    for node in &snapshot.nodes {
+        if let Some(patch) = clean_node(node) {
+            remover.node(&node.name_any(), &patch).await?;
+        }
+    }
+    if !args.keep_policies {
+        for name in ["gpumigrations", "gpuconfigs", "gpushadows"] {
+            let definition = kind("apiextensions.k8s.io", "CustomResourceDefinition", false);
+            remover.named(&definition, &format!("{name}.{}", names::GROUP)).await?;
+        }
+    }
+    for namespace in
+        snapshot.namespaces.iter().filter(|namespace| namespace.labels().contains_key(names::OPT_IN))
+    {
+        let name = namespace.name_any();
+        writeln!(remover.out, "left: label {} of namespace/{name}, which its owner set", names::OPT_IN)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Removes, or only says what would be removed.
+struct Remover<'a> {
+    client: Client,
+    args: &'a UninstallArgs,
+    out: &'a mut dyn Write,
+}
+
+impl Remover<'_> {
+    fn api(&self, kind: &Kind) -> Api<DynamicObject> {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kind.group, "v1", kind.kind));
+        if kind.namespaced {
+            Api::namespaced_with(self.client.clone(), &self.args.namespace, &resource)
+        } else {
+            Api::all_with(self.client.clone(), &resource)
+        }
+    }
+
+    async fn all_of(&mut self, kind: &Kind) -> anyhow::Result<()> {
+        let list = match self.api(kind).list_metadata(&ListParams::default().labels(OURS)).await {
+            Ok(list) => list,
+            // A kind that this cluster does not serve.
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for object in list.items {
+            self.named(kind, &object.name_any()).await?;
+        }
+        Ok(())
+    }
+
+    async fn named(&mut self, kind: &Kind, name: &str) -> anyhow::Result<()> {
+        let api = self.api(kind);
+        let there = if self.args.dry_run {
+            api.get_metadata_opt(name).await?.is_some()
+        } else {
+            match api.delete(name, &DeleteParams::foreground()).await {
+                Ok(_) => true,
+                Err(kube::Error::Api(status)) if status.code == 404 => false,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if there {
+            self.say(&format!("{}/{name}", kind.kind.to_lowercase()))?;
+        }
+        Ok(())
+    }
+
+    async fn elsewhere(&mut self, namespace: &str, name: &str) -> anyhow::Result<()> {
+        let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
+        if bindings.get_metadata_opt(name).await?.is_some() {
+            if !self.args.dry_run {
+                bindings.delete(name, &DeleteParams::default()).await?;
+            }
+            self.say(&format!("rolebinding/{name} in {namespace}"))?;
+        }
+        Ok(())
+    }
+
+    /// The webhook puts its configuration back for as long as a replica of it lives.
+    async fn wait_for_pods(&mut self) -> anyhow::Result<()> {
+        if self.args.dry_run {
+            return Ok(());
+        }
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.args.namespace);
+        let webhook = ListParams::default().labels(&format!("{OURS},app.kubernetes.io/component=webhook"));
+        for _ in 0..PATIENCE_SECONDS {
+            if pods.list_metadata(&webhook).await?.items.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        anyhow::bail!(
+            "the webhook's pods in {} are still there after {PATIENCE_SECONDS} s; what came before them is removed: \
+             run the same command again when they are gone",
+            self.args.namespace
+        )
+    }
+
+    async fn node(&mut self, name: &str, patch: &Value) -> anyhow::Result<()> {
+        if !self.args.dry_run {
+            let nodes = Api::<Node>::all(self.client.clone());
+            nodes.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        }
+        self.say(&format!("labels and annotations of node/{name}"))
+    }
+
+    fn say(&mut self, what: &str) -> anyhow::Result<()> {
+        let end = if self.args.dry_run { paint(FAINT, " (dry run)") } else { String::new() };
+        writeln!(self.out, "removed {what}{end}")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_lose_its_cards_stands_in_the_way() {
+        let pod = |phase: &str, resource: &str| {
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "n"}, "status": {"phase": phase},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": {resource: "100", "tencent.com/vcuda-memory": "1"}}}]}}))
+            .unwrap()
+        };
+        let set = |value: &str| {
+            serde_json::from_value(json!({"metadata": {"name": "d", "namespace": "n"}, "spec": {"selector": {}, "template": {"spec":
+                {"containers": [{"name": "c", "env": [{"name": "KUBELET_SOCKET", "value": value}]}]}}}}))
+            .unwrap()
+        };
+        let mut snapshot =
+            Snapshot { pods: vec![pod("Succeeded", "tencent.com/vcuda-core")], ..Snapshot::default() };
+        assert!(obstacles(&snapshot).is_empty());
+        snapshot.pods.push(pod("Running", "tencent.com/vcuda-core"));
+        snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock")];
+        let found = obstacles(&snapshot);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].starts_with("1 shared pods are there, n/p first"));
+    }
+
+    #[test]
+    fn a_node_loses_what_is_ours_and_nothing_else() {
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n",
+            "labels": {"gpu-migrate.io/plugin": "Bridged", "pool": "a"}, "annotations": {"gpu-migrate.io/cordoned-cards": "1"}}}))
+        .unwrap();
+        let patch = clean_node(&node).unwrap();
+        assert_eq!(
+            patch,
+            json!({"metadata": {"labels": {"gpu-migrate.io/plugin": null}, "annotations": {"gpu-migrate.io/cordoned-cards": null}}})
+        );
+        assert_eq!(clean_node(&Node::default()), None);
+    }
+}

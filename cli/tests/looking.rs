@@ -1,0 +1,310 @@
+//! The commands that look at a cluster, on dumps of clusters: `status`, `verify`, `preflight`, `quota`.
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+
+fn run(args: &[&str], dump: &Value) -> (i32, String, String) {
+    let mut command = Command::cargo_bin("gpu-migrate").unwrap();
+    let output = command.args(args).args(["--from", "-"]).write_stdin(dump.to_string()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn list(items: Vec<Value>) -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+fn card(index: u32, state: &str, cores_left: u32, holders: Value) -> Value {
+    json!({"uuid": format!("GPU-{index}"), "minor": index, "memoryMiB": 24576, "state": state, "coresLeft": cores_left, "holders": holders})
+}
+
+fn shadow(cards: Vec<Value>, conditions: Value) -> Value {
+    json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "gpu-01"}, "spec": {},
+        "status": {"total": cards.len(), "free": "", "legacy": "", "shared": "", "other": "", "cards": cards, "conditions": conditions}})
+}
+
+fn legacy_holder(pod: &str) -> Value {
+    json!({"namespace": "ns", "pod": pod, "uid": format!("uid-{pod}"), "container": "c"})
+}
+
+fn share_holder(pod: &str, cores: u32) -> Value {
+    json!({"namespace": "ns", "pod": pod, "uid": format!("uid-{pod}"), "container": "c", "cores": cores, "blocks": 10})
+}
+
+fn pod(name: &str, limits: Value, annotations: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "annotations": annotations},
+        "spec": {"nodeName": "gpu-01", "containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}]}, "status": {"phase": "Running"}})
+}
+
+fn share(cores: u32) -> Value {
+    json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": "10"})
+}
+
+fn on_card(index: u32) -> Value {
+    json!({"tencent.com/predicate-gpu-idx-0": index.to_string()})
+}
+
+/// Two shared pods on card 0, a legacy pod on card 1, card 2 free.
+fn healthy() -> Vec<Value> {
+    vec![
+        shadow(
+            vec![
+                card(0, "Shared", 20, json!([share_holder("a", 50), share_holder("b", 30)])),
+                card(1, "Legacy", 0, json!([legacy_holder("old")])),
+                card(2, "Free", 100, json!([])),
+            ],
+            json!([]),
+        ),
+        pod("a", share(50), on_card(0)),
+        pod("b", share(30), on_card(0)),
+        pod("old", json!({"nvidia.com/gpu": "1"}), json!({"gpu-migrate.io/gpu-idx-c": "1"})),
+    ]
+}
+
+#[test]
+fn the_map_shows_every_card_at_a_glance() {
+    let mut items = healthy();
+    items[0]["status"]["cards"].as_array_mut().unwrap().extend([
+        card(3, "Unhealthy", 0, json!([])),
+        card(4, "Cordoned", 0, json!([])),
+        card(5, "Disputed", 0, json!([])),
+    ]);
+    items.push(json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration", "metadata": {"name": "danlu"},
+        "spec": {"project": "danlu", "mode": "Enforce", "rollout": {"waves": [{"percent": 10}, {"percent": 100}]}},
+        "status": {"phase": "Gating", "wave": 0, "counts": {"converted": 2, "legacy": 1},
+            "conditions": [{"type": "Ready", "status": "False", "reason": "Gating", "message": "wave 1 of 2: watched", "lastTransitionTime": "2026-11-21T12:00:00Z"}]}}));
+    let (code, out, err) = run(&["status"], &list(items.clone()));
+    assert_eq!((code, err.as_str()), (0, ""));
+    insta::assert_snapshot!(out, @"
+    NODE    FREE  0   1  2  3     4     5
+    gpu-01  1/6   80  L  ·  down  cord  both
+    · free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds found
+
+    POLICY  PROJECT  MODE     PHASE   WAVE  SHARED  LEGACY  WHY
+    danlu   danlu    Enforce  Gating  1/2   2       1       wave 1 of 2: watched
+    ");
+    let (_, holders, _) = run(&["status", "gpu-01", "--holders"], &list(items.clone()));
+    assert!(holders.contains("gpu-01  0     ns/a    c          50 cores and 10 blocks"), "{holders}");
+    let (_, json, _) = run(&["status", "-o", "json"], &list(items));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["nodes"][0]["status"]["cards"][1]["state"], "Legacy");
+}
+
+#[test]
+fn verify_agrees_with_a_healthy_cluster() {
+    let (code, out, _) = run(&["verify"], &list(healthy()));
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(
+        out,
+        "no card has two kinds of holders (I1), none is overcommitted (I2): 1 nodes, 3 cards, 3 holders looked at\n"
+    );
+}
+
+#[test]
+fn verify_finds_breaches_in_either_source() {
+    // The agent itself has two kinds of holders on a card.
+    let mut items = healthy();
+    items[0]["status"]["cards"][1]["holders"] = json!([legacy_holder("old"), share_holder("a", 10)]);
+    let (code, out, _) = run(&["verify"], &list(items));
+    assert_eq!(code, 3);
+    assert!(out.contains("gpu-01, as its agent reports: I1 broken"), "{out}");
+
+    // The agent knows nothing of it, but the pods' annotations say so.
+    let mut items = healthy();
+    items.push(pod("intruder", share(10), on_card(1)));
+    let (code, out, _) = run(&["verify"], &list(items));
+    assert_eq!(code, 3);
+    assert!(out.contains("by the annotations of its pods: I1 broken"), "{out}");
+    assert!(
+        out.contains("difference: gpu-01: ns/intruder, c says it has card 1, the agent does not"),
+        "{out}"
+    );
+
+    // Too many cores on one card.
+    let mut items = healthy();
+    items.push(pod("greedy", share(40), on_card(0)));
+    let (code, out, _) = run(&["verify", "-o", "json"], &list(items));
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &out["holds"]), (3, &json!(false)));
+    assert!(out["violations"][0].as_str().unwrap().contains("I2 broken"), "{out}");
+
+    // A card that is not there, an annotation that cannot be read, one that is missing: said, not guessed.
+    let mut items = healthy();
+    items.push(pod("astray", share(10), on_card(9)));
+    items.push(pod("odd", share(10), json!({"tencent.com/predicate-gpu-idx-0": "one"})));
+    items.push(pod("silent", share(10), json!({})));
+    let (code, out, _) = run(&["verify"], &list(items));
+    assert_eq!(code, 3);
+    for part in [
+        "ns/astray, c: card 9 is not on its node",
+        "ns/odd: ",
+        "ns/silent, c: no annotation says which card it has",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+}
+
+#[test]
+fn a_finished_pod_holds_nothing() {
+    let mut items = healthy();
+    let mut done = pod("done", share(90), on_card(0));
+    done["status"]["phase"] = json!("Succeeded");
+    items.push(done);
+    assert_eq!(run(&["verify"], &list(items)).0, 0);
+}
+
+fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ns", "labels": {"gpu-migrate.io/opt-in": "true", "gpu-migrate.io/project": "danlu"}}})
+}
+
+fn policy() -> Value {
+    json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration", "metadata": {"name": "danlu", "generation": 3},
+        "spec": {"project": "danlu", "mode": "Enforce", "convert": {"coresPerCard": 50, "blocksPerCard": 20}}})
+}
+
+fn quota(hard: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus", "namespace": "ns"}, "spec": {"hard": hard}})
+}
+
+#[test]
+fn a_quota_gets_its_counterpart_by_the_policys_ratio() {
+    let limits = json!({"requests.nvidia.com/gpu": "8", "pods": "20"});
+    let (code, out, _) =
+        run(&["quota", "translate"], &list(vec![namespace(), policy(), quota(limits.clone())]));
+    assert_eq!(code, 0);
+    let object: Value = serde_saphyr::from_str(&out).unwrap();
+    assert_eq!(
+        object["spec"]["hard"],
+        json!({"requests.tencent.com/vcuda-core": "400", "requests.tencent.com/vcuda-memory": "160"})
+    );
+    let (code, out, err) = run(&["quota", "translate"], &list(vec![namespace(), quota(limits.clone())]));
+    assert_eq!((code, out.as_str()), (3, ""));
+    assert!(err.contains("no policy (GPUMigration) for project danlu"), "{err}");
+    let half = quota(json!({"requests.nvidia.com/gpu": "500m"}));
+    let (code, _, err) = run(&["quota", "translate"], &list(vec![namespace(), policy(), half]));
+    assert_eq!(code, 3);
+    assert!(
+        err.contains("spec.hard[requests.nvidia.com/gpu]: 500m: expected a whole number of cards"),
+        "{err}"
+    );
+    let (code, out, _) =
+        run(&["quota", "translate", "-n", "other"], &list(vec![namespace(), policy(), quota(limits)]));
+    assert_eq!((code, out.as_str()), (0, ""));
+}
+
+fn node(labels: Value, kubelet: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-01", "labels": labels},
+        "status": {"capacity": {"nvidia.com/gpu": "3"}, "nodeInfo": {"architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "",
+            "kubeProxyVersion": "", "kubeletVersion": kubelet, "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": ""}}})
+}
+
+fn plugin(image: &str, socket: Option<&str>) -> Value {
+    let env = socket.map_or(json!([]), |socket| json!([{"name": "KUBELET_SOCKET", "value": socket}]));
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "plugin", "namespace": "kube-system"},
+        "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": image, "env": env}]}}}})
+}
+
+fn webhook(name: &str, webhook: &str, failure_policy: &str, bundle: &str) -> Value {
+    json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "metadata": {"name": name},
+        "webhooks": [{"name": webhook, "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": failure_policy,
+            "clientConfig": {"caBundle": bundle}, "namespaceSelector": {"matchLabels": {"gpu-migrate.io/opt-in": "true"}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]}]})
+}
+
+fn ready_cluster() -> Vec<Value> {
+    let mut items = healthy();
+    items.extend([
+        namespace(),
+        policy(),
+        node(json!({"gpu-migrate.io/plugin": "Bridged"}), "v1.33.4"),
+        plugin(
+            "nvcr.io/nvidia/k8s-device-plugin:v0.19.0",
+            Some("/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock"),
+        ),
+        webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", "Y2E="),
+    ]);
+    items
+}
+
+#[test]
+fn preflight_says_go_where_nothing_is_in_the_way() {
+    let (code, out, err) = run(&["preflight"], &list(ready_cluster()));
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.ends_with("\ngo\n"), "{out}");
+    assert!(!out.contains("warning") && !out.contains("no-go"), "{out}");
+    assert!(
+        out.contains("ok       pods: 1 running pods would be converted, none stands in the way"),
+        "{out}"
+    );
+}
+
+/// Every mistake alone is found and named; all together are all found.
+#[test]
+fn preflight_finds_every_mistake() {
+    type Mistake = fn(&mut Vec<Value>);
+    let mistakes: [(&str, Mistake); 10] = [
+        ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
+        ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
+        ("says nothing of shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
+        ("registers with the kubelet itself", |c| {
+            replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None))
+        }),
+        ("runs another GPU sharing plugin", |c| {
+            let mut other = plugin("tkestack/gpu-manager:1.1.4", None);
+            other["metadata"]["name"] = json!("gpu-manager");
+            c.push(other);
+        }),
+        ("kubelet v1.20.2", |c| replace(c, node(json!({"gpu-migrate.io/plugin": "Bridged"}), "v1.20.2"))),
+        ("reports no cards", |c| c.retain(|object| object["kind"] != "GPUShadow")),
+        ("vgpu.hami.io also changes pods", |c| c.push(webhook("hami", "vgpu.hami.io", "Ignore", "Y2E="))),
+        ("I1 broken", |c| c.push(pod("intruder", share(10), on_card(1)))),
+        ("150: expected 1 to 100", |c| {
+            let mut bad = policy();
+            bad["spec"]["convert"]["coresPerCard"] = json!(150);
+            replace(c, bad);
+        }),
+    ];
+    for (said, mistake) in &mistakes {
+        let mut cluster = ready_cluster();
+        mistake(&mut cluster);
+        let (code, out, err) = run(&["preflight"], &list(cluster));
+        assert_eq!(code, 3, "{said}: {out}{err}");
+        assert!(out.lines().any(|line| line.starts_with("no-go") && line.contains(said)), "{said}: {out}");
+        assert!(out.ends_with("\nno-go\n"));
+    }
+    let mut cluster = ready_cluster();
+    let together = [0, 2, 3, 4, 5, 7];
+    for number in together {
+        mistakes[number].1(&mut cluster);
+    }
+    let (_, out, _) = run(&["preflight", "-o", "json"], &list(cluster));
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer["go"], false);
+    for number in together {
+        assert!(out.contains(mistakes[number].0), "{}: {out}", mistakes[number].0);
+    }
+}
+
+fn replace(cluster: &mut Vec<Value>, object: Value) {
+    let same = |other: &Value| {
+        other["kind"] == object["kind"] && other["metadata"]["name"] == object["metadata"]["name"]
+    };
+    cluster.retain(|other| !same(other));
+    cluster.push(object);
+}
+
+#[test]
+fn bad_dumps_are_errors_and_changes_need_a_cluster() {
+    let (code, _, err) = run(
+        &["status"],
+        &json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}, "spec": {"containers": 3}}),
+    );
+    assert_eq!(code, 1);
+    assert!(err.contains("Pod p") && err.contains("stdin:1"), "{err}");
+    let (code, _, err) = run(&["cordon-card", "n", "1"], &list(vec![]));
+    assert_eq!(code, 1);
+    assert!(err.contains("files cannot be changed"), "{err}");
+    let (code, out, _) = run(&["status"], &list(vec![]));
+    assert_eq!(code, 0);
+    assert!(out.contains("No node reports its cards"), "{out}");
+}
