@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use gpu_migrate_model::crd::{GPUConfig, GPUConfigSpec, GPUShadow};
@@ -125,7 +126,7 @@ const UNFINISHED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
     let config = watcher::Config::default().fields(UNFINISHED);
     let mut listed = HashSet::<String>::new();
-    follow(Api::<LeanPod>::all(client), config, &|_| {}, |event| match event {
+    follow(Api::<LeanPod>::all(client), config, &|| {}, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(pod) => {
             listed.insert(pod.view.metadata.uid.to_string());
@@ -160,7 +161,7 @@ async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender
     let apply = |node: &NodeView<'_>| {
         engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().rules.dialect));
     };
-    follow(Api::<LeanNode>::all(client), watcher::Config::default(), &|_| {}, |event| match event {
+    follow(Api::<LeanNode>::all(client), watcher::Config::default(), &|| {}, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(node) => {
             listed.insert(node.view.metadata.name.to_string());
@@ -185,11 +186,7 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Send
         engine.set_shadow(name, ShadowFacts::read(status));
     };
     // Without the definition no bridge has published anything: every node is known by its capacity alone.
-    let undefined = |error: &watcher::Error| {
-        if is_undefined(error) {
-            synced.send_modify(|synced| synced.shadows = true);
-        }
-    };
+    let undefined = || synced.send_modify(|synced| synced.shadows = true);
     follow(Api::<GPUShadow>::all(client), watcher::Config::default(), &undefined, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(shadow) => {
@@ -213,11 +210,7 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Send
 }
 
 async fn watch_config(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
-    let undefined = |error: &watcher::Error| {
-        if is_undefined(error) {
-            synced.send_modify(|synced| synced.config = true);
-        }
-    };
+    let undefined = || synced.send_modify(|synced| synced.config = true);
     let mut listed = GPUConfigSpec::default();
     follow(Api::<GPUConfig>::all(client), watcher::Config::default(), &undefined, |event| match event {
         Event::Init => listed = GPUConfigSpec::default(),
@@ -244,11 +237,14 @@ fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {
     })
 }
 
-/// Hands every event to `on` and every error to `odd`, with back-off after errors.
+/// How often it is looked whether a resource is defined by now.
+const UNDEFINED: Duration = Duration::from_secs(30);
+
+/// Hands every event to `on`, with back-off after errors. Calls `undefined` where there is no such resource.
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
-    odd: &(dyn Fn(&watcher::Error) + Sync),
+    undefined: &(dyn Fn() + Sync),
     mut on: impl FnMut(Event<K>),
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
@@ -258,10 +254,12 @@ async fn follow<K>(
         match events.try_next().await {
             Ok(Some(event)) => on(event),
             Ok(None) => return,
-            Err(error) => {
-                odd(&error);
-                tracing::warn!(kind = %K::kind(&()), %error, "watch; trying again");
+            Err(error) if is_undefined(&error) => {
+                undefined();
+                tracing::info!(kind = %K::kind(&()), "not defined in this cluster");
+                tokio::time::sleep(UNDEFINED).await;
             }
+            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watch; trying again"),
         }
     }
 }

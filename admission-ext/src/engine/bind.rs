@@ -185,6 +185,7 @@ impl Engine {
             return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
         }
         let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
+        self.judge.refresh(&self.cluster.read());
         let until = (self.clock)().instant + held + self.settings.api_timeout + self.settings.doubt;
         let mut cluster = self.cluster.write();
         if let Some(earlier) = cluster.assumption(&pod.uid) {

@@ -8,3 +8,4 @@ mod http;
 mod kube;
 mod properties;
 mod verbs;
+mod wake;

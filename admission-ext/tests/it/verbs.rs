@@ -321,3 +321,27 @@ fn victims_are_those_whose_card_helps() {
     let none = json!({"a": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}});
     assert_eq!(preempt(&engine, &shared("p", &[(5, 4)]), none), json!({}), "it fits without: nobody need go");
 }
+
+#[tokio::test]
+async fn by_fragmentation_a_card_that_the_usual_share_still_fits_on_is_spared() {
+    // The usual request is 50 cores. Card 0 has 60 left, card 1 has 50: ten more fill card 1 up by binpack, which leaves 40 that
+    // nobody asks for; taken off card 0 they leave 50.
+    let mut items = vec![
+        node("a", 2, 64),
+        bound(shared("x", &[(40, 1)]), "a", "0"),
+        bound(shared("y", &[(50, 1)]), "a", "1"),
+        node("elsewhere", 8, 64),
+        shared("p", &[(10, 1)]),
+    ];
+    items.extend(
+        (0..16).map(|at| bound(shared(&format!("u{at}"), &[(50, 1)]), "elsewhere", &(at / 2).to_string())),
+    );
+    for (order, expected) in [(Order::Binpack, 1), (Order::Fragmentation, 0)] {
+        let settings = Settings { order, ..Settings::default() };
+        let engine = engine_with(Arc::new(Memory::default()), settings, &items);
+        let pod = shared("p", &[(10, 1)]);
+        prioritize(&engine, &pod, &["a", "elsewhere"]);
+        assert_eq!(bind(&engine, &pod, "a").await, "");
+        assert_eq!(cards(&engine, "p"), [expected], "{order:?}");
+    }
+}
