@@ -62,6 +62,7 @@ pub fn status(
         }
     };
     status.conditions = vec![condition("Ready", ready), condition("Progressing", progressing)];
+    status.conditions.extend(failure(decision, before, now));
     json!({
         "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
         "kind": "GPUMigration",
@@ -70,12 +71,55 @@ pub fn status(
     })
 }
 
+/// Why the last wave failed. `Ready` tells what goes on now; this stays until the wave is tried again.
+fn failure(decision: &Decision, before: &[Condition], now: Timestamp) -> Option<Condition> {
+    const FAILED: &str = "WaveFailed";
+    if let Some((FAILED, why)) = &decision.event {
+        return Some(Condition {
+            type_: FAILED.to_owned(),
+            status: "True".to_owned(),
+            reason: "Gate".to_owned(),
+            message: why.clone(),
+            observed_generation: decision.status.observed_generation,
+            last_transition_time: Time(now),
+        });
+    }
+    let lasts = matches!(
+        decision.status.phase,
+        MigrationPhase::RollingBack | MigrationPhase::Failed | MigrationPhase::Paused
+    );
+    before.iter().find(|old| old.type_ == FAILED && lasts && decision.status.wave.is_some()).cloned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    #[test]
+    fn the_cause_of_a_failure_stays_until_it_is_tried_again() {
+        let decision = |phase, event: Option<(&'static str, String)>| Decision {
+            why: "now".into(),
+            status: gpu_migrate_model::crd::GPUMigrationStatus { phase, wave: Some(1), ..Default::default() },
+            actions: Vec::new(),
+            again: None,
+            ask: false,
+            event,
+        };
+        let write = |decision: &Decision, before: &[Condition]| {
+            let body = status("m", decision, Counts::default(), &BTreeSet::new(), before, now());
+            serde_json::from_value::<Vec<Condition>>(body["status"]["conditions"].clone()).unwrap()
+        };
+        let failed = decision(MigrationPhase::RollingBack, Some(("WaveFailed", "too many restarts".into())));
+        let first = write(&failed, &[]);
+        let later = write(&decision(MigrationPhase::Failed, None), &first);
+        assert_eq!(later.last().unwrap().message, "too many restarts");
+        assert_eq!(later[0].message, "now");
+        let again = write(&decision(MigrationPhase::Running, None), &later);
+        assert_eq!(again.len(), 2);
     }
 
     #[test]

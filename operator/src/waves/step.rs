@@ -6,7 +6,7 @@ use gpu_migrate_model::crd::{
     Direction, GPUMigrationSpec, GPUMigrationStatus, MigrationMode, MigrationPhase as Phase, WorkloadState,
     WorkloadStatus,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -231,22 +231,36 @@ impl<'a> Machine<'a> {
         self.event = Some(("WaveTakenBack", self.why.clone()));
     }
 
-    /// Takes the whole project back, as gently as it came.
+    /// Takes the whole project back, as gently as it came. Gentle is not for ever: a workload that does not settle
+    /// keeps the others for as long as a wave may take, and no longer.
     fn back(&mut self) {
+        let rollout = &self.input.spec.rollout;
         let movable = self.input.seen.iter().filter(|one| one.means == Means::Restart);
         let unsettled = movable.clone().filter(|one| !one.settled && !one.sent).count();
-        let sent = movable.clone().filter(|one| one.sent).collect::<Vec<_>>();
-        (self.status.wave, self.status.wave_started_at, self.status.ready_at) = (None, None, None);
-        if sent.is_empty() && unsettled == 0 {
+        let sent = movable.filter(|one| one.sent).collect::<Vec<_>>();
+        if self.status.phase != Phase::RollingBack || self.status.wave.is_some() {
+            self.status.wave_started_at = Some(self.input.now.to_string());
+        }
+        (self.status.wave, self.status.ready_at) = (None, None);
+        let got_on = self.time(|status| status.wave_started_at.as_ref());
+        let late = self.input.now.duration_since(got_on)
+            >= SignedDuration::from_secs(rollout.gate.ready_within_seconds.into());
+        // Once at rest it stays so: what is unsettled later has other reasons.
+        let was_at_rest = self.status.phase == Phase::Idle;
+        if sent.is_empty() && (unsettled == 0 || late || was_at_rest) {
             if self.status.phase == Phase::RollingBack {
                 self.event = Some(("TakenBack", "every workload is back on whole cards".into()));
             }
             return self.rest("every workload is back on whole cards");
         }
         self.status.phase = Phase::RollingBack;
-        let room = (self.input.spec.rollout.max_unavailable.max(1) as usize).saturating_sub(unsettled);
+        let at_once = rollout.max_unavailable.max(1) as usize;
+        let room = if late { at_once } else { at_once.saturating_sub(unsettled) };
         self.why = format!("the project is taken back: {} workloads left", sent.len() + unsettled);
         self.actions = sent.into_iter().take(room).map(|one| Action::TakeBack(one.key.clone())).collect();
+        if !self.actions.is_empty() {
+            self.status.wave_started_at = Some(self.input.now.to_string());
+        }
         self.again = Some(LOOK_AGAIN);
     }
 

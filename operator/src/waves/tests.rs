@@ -224,6 +224,19 @@ fn undo_takes_all_back_and_a_change_of_mind_goes_forward_again() {
 }
 
 #[test]
+fn a_workload_that_never_settles_does_not_hold_the_way_back() {
+    let mut world = World::new(4, vec![percent(100)]);
+    world.ticks(60);
+    world.pods[1].left = u32::MAX;
+    world.pods[1].sent = false;
+    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.ticks(5);
+    assert_eq!(world.sent().len(), 3, "it waits a while");
+    world.ticks(100);
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+}
+
+#[test]
 fn the_query_decides_after_the_soak() {
     let mut world = World::new(1, vec![percent(100)]);
     world.spec.rollout.gate.query =
