@@ -99,7 +99,7 @@ impl<'a> Machine<'a> {
             Phase::Complete => self.stay_complete(),
             // The clock of a wave starts again after a pause, a failure, or a change of direction.
             Phase::Idle | Phase::Paused | Phase::Failed | Phase::RollingBack => {
-                self.begin(self.status.wave.unwrap_or(0))
+                self.begin(self.status.wave.unwrap_or(0));
             }
         }
     }
@@ -199,7 +199,7 @@ impl<'a> Machine<'a> {
         match missed.copied() {
             Some(wave) => self.begin(wave),
             None if (self.wave() as usize) + 1 < self.input.spec.rollout.waves.len() => {
-                self.begin(self.wave() + 1)
+                self.begin(self.wave() + 1);
             }
             None => self.why = "all waves are done".into(),
         }
