@@ -122,7 +122,7 @@ fn service(c: &mut Criterion) {
         b.iter_batched(
             || node().map(|node| {
                 {
-                    let giving = Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation) };
+                    let giving = Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None };
                     SharedPlugin::new(node, SharedResource::Cores, Arc::new(giving), CancellationToken::new())
                 }
             }),

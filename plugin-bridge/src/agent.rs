@@ -24,8 +24,9 @@ use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
 use crate::metrics::Metrics;
 use crate::node::{Node, Notice, Paths, StateError};
 use crate::nvidia::{Upstreams, run_registrar};
+use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
-use crate::plugins::shared::{Giving, SharedPlugin};
+use crate::plugins::shared::{self, Giving, SharedPlugin};
 
 /// Time passes: holders are looked at again this often, whatever else happens.
 const TICK: Duration = Duration::from_secs(1);
@@ -64,7 +65,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|books, _| books.grants().count()), "books are open"
     );
-    let giving = Arc::new(Giving { style: args.style(), isolation: args.isolation() });
+    let giving = Arc::new(Giving { style: args.style(), isolation: args.isolation(), cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new) });
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = watcher.start(node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
@@ -210,7 +211,7 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         }
         tokio::select! {
             () = directory.changed() => {}
-            () = tokio::time::sleep(TICK) => node.with(|books, now| books.reconcile(now)),
+            () = tokio::time::sleep(TICK) => node.with(Books::reconcile),
             () = stop.cancelled() => return,
         }
     }
@@ -265,12 +266,22 @@ async fn tidy(node: Arc<Node>, giving: Arc<Giving>, stop: CancellationToken) {
             let uids: BTreeSet<String> = books.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
             (books.is_open() && !nameless).then_some(uids)
         });
+        if let Some(cdi) = giving.cdi.as_ref().filter(|_| node.with(|books, _| books.is_open())) {
+            cdi.tidy(&node.with(|books, _| core_keys(books)));
+        }
         // While somebody is not known yet, nobody's folder is taken for a stranger's.
         if let Some(living) = holders.filter(|living| before.as_ref() != Some(living)) {
             giving.isolation.tidy(&living);
             before = Some(living);
         }
     }
+}
+
+/// The keys of all containers that have cores, or were promised some.
+fn core_keys(books: &Books) -> BTreeSet<String> {
+    let of_cores = books.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
+    let ids = of_cores.map(|(_, grant)| grant.kubelet.iter().map(|key| books.id_of(key)).collect::<Vec<_>>());
+    ids.map(|ids| shared::key(&ids)).collect()
 }
 
 fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Sender<Vec<String>>) {

@@ -46,6 +46,10 @@ pub struct Args {
     /// Also name the device nodes of the cards in the answer.
     #[arg(long, env = "GPU_MIGRATE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
+    /// Write CDI specifications of our own here, one a container, and name those to the runtime (for instance /var/run/cdi).
+    /// Without it the CDI strategies name NVIDIA's devices, nvidia.com/gpu=<uuid>.
+    #[arg(long, env = "GPU_MIGRATE_CDI_SPEC_DIR", value_name = "DIR")]
+    pub cdi_spec_dir: Option<PathBuf>,
     /// How shares of a card are kept apart.
     #[arg(long, env = "GPU_MIGRATE_ISOLATION", default_value = "none")]
     pub isolation: Kind,

@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     fn ids(checkpoint: &Checkpoint<'_>) -> Vec<Vec<String>> {
-        checkpoint.entries.iter().map(|e| e.ids.iter().map(|i| i.to_string()).collect()).collect()
+        checkpoint.entries.iter().map(|e| e.ids.iter().map(ToString::to_string).collect()).collect()
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Node {
             }
             Err(error) => {
                 self.metrics.book_read(false);
-                self.with(|books, _| books.observe_refused_book());
+                self.with(Books::observe_refused_book);
                 // Seen again and again until it is whole; said once per file.
                 if !matches!(error, CheckpointError::Empty) {
                     tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint is refused; nothing is freed");

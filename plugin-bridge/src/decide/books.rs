@@ -79,7 +79,8 @@ pub struct Books {
     pub(super) restarted: Option<Millis>,
     /// The book on disk is not whole: what it does not say means nothing.
     pub(super) book_refused: bool,
-    /// When the kubelet last started anew without its book: its silence says nothing about what was given before.
+    /// When the kubelet last started anew without its book, or the book was last found cut short: their silence says nothing
+    /// about what was given before.
     pub(super) amnesia: Option<Millis>,
     /// Whether it is known what was given out before: until then nothing is.
     pub(super) opened: bool,

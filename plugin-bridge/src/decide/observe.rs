@@ -79,8 +79,10 @@ impl Books {
     }
 
     /// The book on disk is cut short or otherwise not whole. It frees nothing.
-    pub fn observe_refused_book(&mut self) {
+    pub fn observe_refused_book(&mut self, now: Millis) {
         self.book_refused = true;
+        // What it said about promises up to now may never be learnt.
+        self.amnesia = Some(now);
     }
 
     /// There is no book: a new node, or one whose book was lost.
@@ -211,7 +213,8 @@ impl Books {
     fn was_never_taken_up(&self, grant: &Grant, now: Millis) -> bool {
         let Some(absent) = grant.absent_since else { return false };
         let listed = self.pods.listed_by_kubelet("", self.ids_of(&grant.kubelet).iter().map(String::as_str), grant.since);
-        let known = !self.predates_amnesia(grant) || self.pods.all_seen_since(self.amnesia.unwrap_or(0));
+        let lost = self.amnesia.filter(|_| self.predates_amnesia(grant));
+        let known = lost.is_none_or(|at| self.pods.all_seen_since(at) || now.saturating_sub(at) >= 10 * self.settings.grace);
         known
             && now.saturating_sub(absent) >= self.settings.unclaimed
             && listed != Some(true)
@@ -297,7 +300,10 @@ impl Books {
         }
         match self.pods.get(&holder.pod_uid) {
             Some(pod) => !pod.phase.terminal(),
-            None if self.pods.has_departed(&holder.pod_uid) => false,
+            // It may still be ending, if it was deleted with force; else the row is a leftover.
+            None if self.pods.has_departed(&holder.pod_uid) => {
+                !self.pods.had_time_to_end(&holder.pod_uid, now, self.settings.force_grace)
+            }
             // Never seen: the watch lags, or it left before this life began.
             None => !grant.answered || grant.candidate.is_none(),
         }

@@ -123,8 +123,8 @@ impl Books {
     #[must_use]
     pub fn holder_of(&self, resource: &Resource, ids: &[String]) -> Option<HolderId> {
         let keys: BTreeSet<DeviceKey> = ids.iter().filter_map(|id| self.key(resource, id)).collect();
-        let same = self.grants.values().filter(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
-        same.last().map(|g| g.holder.clone())
+        let same = self.grants.values().rfind(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
+        same.map(|g| g.holder.clone())
     }
 
     /// Where the ledger, pod-resources and the pods do not agree, by card. Promises younger than `settled` are left out.

@@ -481,10 +481,10 @@ impl Books {
             for card in &container.reserved {
                 let slot = reserved.entry(*card).or_default();
                 if self.grant_of(pod, container, SharedResource::Cores).is_none() {
-                    slot.0 = slot.0 + Cores(share.cores.0 / count);
+                    slot.0 += Cores(share.cores.0 / count);
                 }
                 if self.grant_of(pod, container, SharedResource::Memory).is_none() {
-                    slot.1 = slot.1 + Blocks(share.blocks.0.div_ceil(count));
+                    slot.1 += Blocks(share.blocks.0.div_ceil(count));
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! Its name has an `@`: grpc-go sends the escaped path of a unix socket as `:authority`, which the `http` crate refuses; with
 //! an `@` the escaped part is userinfo, which it accepts. (Seen with tonic 0.14 and NVIDIA's plugin 0.20.)
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
 /// One life of the socket.
 async fn serve(
     upstreams: &Arc<Upstreams>,
-    path: &PathBuf,
+    path: &Path,
     directory: &mut DirectoryWatch,
     stop: &CancellationToken,
 ) -> Result<Over, EndpointError> {

@@ -110,6 +110,22 @@ impl AnswerStyle {
         answer
     }
 
+    /// Whether CDI names are part of the answer.
+    #[must_use]
+    pub fn uses_cdi(&self) -> bool {
+        self.lists.iter().any(|list| matches!(list, ListStrategy::CdiAnnotations | ListStrategy::CdiCri))
+    }
+
+    /// Puts one CDI device of our own in the place of NVIDIA's.
+    pub fn put_own_cdi(&self, device: &str, answer: &mut ContainerAllocateResponse) {
+        for value in answer.annotations.iter_mut().filter(|(key, _)| key.starts_with(&self.cdi_annotation_prefix)) {
+            *value.1 = device.to_owned();
+        }
+        if !answer.cdi_devices.is_empty() {
+            answer.cdi_devices = vec![CdiDevice { name: device.to_owned() }];
+        }
+    }
+
     fn cdi_names(&self, names: &[String]) -> Vec<String> {
         names.iter().map(|name| format!("{}={name}", self.cdi_kind)).collect()
     }

@@ -1,6 +1,7 @@
 //! The device plugins that the kubelet sees: two of ours, and one for each resource of NVIDIA's.
 
 pub mod answer;
+pub mod cdi;
 pub mod legacy;
 pub mod shared;
 mod watching;

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::answer::AnswerStyle;
+use super::cdi::CdiSpecs;
 use super::watching::{ListStream, watch_list};
 use super::{not_written, refused};
 use crate::decide::{Refusal, Resource, SharedGrant};
@@ -43,6 +44,8 @@ pub struct Giving {
     pub style: AnswerStyle,
     /// How shares are kept apart.
     pub isolation: Arc<dyn Isolation>,
+    /// Our own CDI specifications, where NVIDIA's are not at hand.
+    pub cdi: Option<CdiSpecs>,
 }
 
 impl SharedPlugin {
@@ -83,7 +86,24 @@ impl SharedPlugin {
             resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
             deviates = granted.deviates, again = granted.again, "allocated"
         );
-        Ok(self.answer(&granted, ids))
+        let mut answer = self.answer(&granted, ids);
+        self.describe(&granted, ids, &mut answer)?;
+        Ok(answer)
+    }
+
+    /// Writes our own CDI file for these cards before a runtime can look for it.
+    fn describe(&self, granted: &SharedGrant, ids: &[String], answer: &mut ContainerAllocateResponse) -> Result<(), Status> {
+        let Some(specs) = &self.giving.cdi else { return Ok(()) };
+        if self.resource != SharedResource::Cores || !self.giving.style.uses_cdi() {
+            return Ok(());
+        }
+        let cards: Vec<Card> =
+            self.node.with(|books, _| granted.cards.iter().filter_map(|index| books.ledger().card(*index).cloned()).collect());
+        let device = specs
+            .write(&key(ids), &cards.iter().collect::<Vec<_>>())
+            .map_err(|e| Status::unavailable(format!("the CDI specification could not be written: {e}")))?;
+        self.giving.style.put_own_cdi(&device, answer);
+        Ok(())
     }
 
     /// The host is made ready for a container that is known by now. Once for its cores; its memory says nothing new.
@@ -129,7 +149,8 @@ impl SharedPlugin {
 }
 
 /// Names a container by its first core: nobody else has it while this container does.
-fn key(ids: &[String]) -> String {
+#[must_use]
+pub fn key(ids: &[String]) -> String {
     ids.iter().min().map(|id| id.replace('/', "_")).unwrap_or_default()
 }
 

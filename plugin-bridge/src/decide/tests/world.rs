@@ -230,7 +230,7 @@ impl World {
             assert!(!self.spoilt, "half a book was read as a whole one");
             self.books.observe_book(&book, self.now);
         } else {
-            self.books.observe_refused_book();
+            self.books.observe_refused_book(self.now);
         }
     }
 
@@ -269,7 +269,11 @@ impl World {
         self.books.observe_list(&rows, asked, self.now);
     }
 
+    /// Time passes. The API server is not silent for minutes without the watch beginning anew.
     pub(super) fn pass_time(&mut self, milliseconds: u64) {
+        if milliseconds >= 100_000 {
+            self.hear(usize::MAX);
+        }
         self.now += milliseconds;
         let over: Vec<String> = self.lingering.iter().filter(|(_, at)| **at <= self.now).map(|(u, _)| u.clone()).collect();
         for uid in over {
@@ -328,7 +332,12 @@ impl World {
     }
 
     /// The kubelet is killed and starts anew from its book.
+    ///
+    /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
     pub(super) fn restart_kubelet(&mut self) {
+        if self.spoilt && !self.books.is_open() {
+            return;
+        }
         self.now += 1;
         if self.spoilt {
             self.forgotten = self.running.iter().map(|g| g.pod.clone()).collect();
@@ -423,7 +432,7 @@ impl World {
             return Outcome::Refused;
         }
         let offered: BTreeSet<String> = free.union(&chosen).cloned().collect();
-        if offered.len() > size && chosen.len() < size && shuffle % 4 != 0 {
+        if offered.len() > size && chosen.len() < size && !shuffle.is_multiple_of(4) {
             self.read_book();
             for id in self.prefer(resource, &offered, &chosen, size) {
                 if chosen.len() < size && offered.contains(&id) {

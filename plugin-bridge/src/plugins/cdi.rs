@@ -1,0 +1,82 @@
+//! CDI specifications of our own: one file for each container, for nodes where nothing else describes the cards.
+//!
+//! Files are written beside and renamed, so that a runtime never reads half of one, and removed when their container is gone.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use gpu_migrate_model::card::Card;
+use serde_json::json;
+
+use crate::isolation::safe;
+use crate::node::write_atomically;
+
+/// Kind of the devices in our files.
+pub const KIND: &str = "gpu-migrate.io/gpu";
+/// Names of our files begin with this.
+const PREFIX: &str = "gpu-migrate-";
+
+/// The folder with our files.
+#[derive(Clone, Debug)]
+pub struct CdiSpecs {
+    folder: PathBuf,
+}
+
+impl CdiSpecs {
+    /// Files in this folder, `/var/run/cdi` by default.
+    #[must_use]
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Describes one container's cards as the device `gpu-migrate.io/gpu=<key>`. Returns that name.
+    ///
+    /// # Errors
+    /// What the system said; no file or the old file is there then.
+    pub fn write(&self, key: &str, cards: &[&Card]) -> std::io::Result<String> {
+        let key = safe(key);
+        let own = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor));
+        let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].map(str::to_owned);
+        let nodes: Vec<_> = own.chain(shared).map(|path| json!({"path": path, "permissions": "rwm"})).collect();
+        let spec = json!({
+            "cdiVersion": "0.5.0",
+            "kind": KIND,
+            "devices": [{"name": key, "containerEdits": {"deviceNodes": nodes}}],
+        });
+        write_atomically(&self.folder.join(format!("{PREFIX}{key}.json")), &spec)?;
+        Ok(format!("{KIND}={key}"))
+    }
+
+    /// Removes the files of containers that are gone: all of ours but those of `living` keys.
+    pub fn tidy(&self, living: &BTreeSet<String>) {
+        let keep: BTreeSet<String> = living.iter().map(|key| format!("{PREFIX}{}.json", safe(key))).collect();
+        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(PREFIX) && !keep.contains(&name) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_describes_the_cards_and_goes_with_its_container() {
+        let folder = tempfile::tempdir().unwrap();
+        let specs = CdiSpecs::new(folder.path().into());
+        let card = Card { minor: 3, ..Card::default() };
+        let name = specs.write("tencent.com/vcuda-core-300", &[&card]).unwrap();
+        assert_eq!(name, "gpu-migrate.io/gpu=tencent.com_vcuda-core-300");
+        let file = folder.path().join("gpu-migrate-tencent.com_vcuda-core-300.json");
+        let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"], "/dev/nvidia3");
+        std::fs::write(folder.path().join("nvidia.json"), "{}").unwrap();
+        specs.tidy(&BTreeSet::from(["tencent.com/vcuda-core-300".to_owned()]));
+        assert!(file.exists());
+        specs.tidy(&BTreeSet::new());
+        assert!(!file.exists() && folder.path().join("nvidia.json").exists());
+    }
+}
