@@ -1,0 +1,68 @@
+//! Where the story is told: a terminal whose lower part is the map and is drawn anew, or plain lines.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use super::map::{self, MapNode};
+use super::observer::Observer;
+
+const REDRAW: Duration = Duration::from_millis(200);
+
+/// The screen.
+#[derive(Debug)]
+pub(super) struct Screen {
+    terminal: bool,
+    began: Instant,
+    drawn: usize,
+    last: Option<Instant>,
+    last_line: String,
+    nodes: Vec<MapNode>,
+    observer: Observer,
+}
+
+impl Screen {
+    pub(super) fn new(nodes: Vec<MapNode>, observer: Observer) -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        Self { terminal, began: Instant::now(), drawn: 0, last: None, last_line: String::new(), nodes, observer }
+    }
+
+    /// Says something, above the map.
+    pub(super) fn say(&mut self, text: &str) {
+        self.erase();
+        let seconds = self.began.elapsed().as_secs_f32();
+        // A reader that has gone away is no reason to stop the story: its end state is what counts.
+        let _ = writeln!(std::io::stdout(), "[{seconds:5.1} s] {text}");
+        self.last = None;
+        self.show();
+    }
+
+    /// Shows how the cards are, if it is time to, or (in plain lines) if they are otherwise.
+    pub(super) fn show(&mut self) {
+        if self.last.is_some_and(|last| last.elapsed() < REDRAW) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let cards = self.observer.cards();
+        let mut out = std::io::stdout().lock();
+        if self.terminal {
+            let text = map::render(&self.nodes, &cards);
+            let up = if self.drawn > 0 { format!("\x1b[{}A\x1b[J", self.drawn) } else { String::new() };
+            self.drawn = text.lines().count() + 1;
+            let _ = write!(out, "{up}\n{text}");
+            let _ = out.flush();
+        } else {
+            let line = map::line(&self.nodes, &cards);
+            if line != self.last_line {
+                let _ = writeln!(out, "[{:5.1} s]   {line}", self.began.elapsed().as_secs_f32());
+                self.last_line = line;
+            }
+        }
+    }
+
+    fn erase(&mut self) {
+        if self.drawn > 0 {
+            let _ = write!(std::io::stdout(), "\x1b[{}A\x1b[J", self.drawn);
+            self.drawn = 0;
+        }
+    }
+}
