@@ -1,5 +1,7 @@
 //! What deploy/ says, held against what the programs really are: flags, names, rights.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
 use clap::Parser as _;
 use gpu_migrate_model::names::{self, Dialect};
 use serde_json::Value;

@@ -1,5 +1,7 @@
 //! What the documents tell people to type is what the program takes, and what they tell people to write is valid.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
 use clap::Parser as _;
 use gpu_migrate_cli::args::Cli;
 use gpu_migrate_model::crd::{GPUConfig, GPUMigration, read_strict};

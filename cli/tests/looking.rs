@@ -1,5 +1,7 @@
 //! The commands that look at a cluster, on dumps of clusters: `status`, `verify`, `preflight`, `quota`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
 use assert_cmd::Command;
 use serde_json::{Value, json};
 
@@ -247,7 +249,7 @@ fn preflight_finds_every_mistake() {
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
         ("says nothing of shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
         ("registers with the kubelet itself", |c| {
-            replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None))
+            replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None));
         }),
         ("runs another GPU sharing plugin", |c| {
             let mut other = plugin("tkestack/gpu-manager:1.1.4", None);

@@ -1,5 +1,7 @@
 //! `gpu-migrate plan` as it is called: on the examples, from stdin, with mistakes.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
 use assert_cmd::Command;
 use serde_json::Value;
 use std::path::PathBuf;

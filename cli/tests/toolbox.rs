@@ -1,5 +1,7 @@
 //! What the program says about itself: help, completion, man pages, definitions.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
 use assert_cmd::Command;
 use std::path::Path;
 

@@ -189,8 +189,11 @@ mod tests {
     use serde_json::{Value, json};
     use std::sync::{Arc, Mutex};
 
+    /// Method and path, and body, of every write.
+    type Written = Arc<Mutex<Vec<(String, Value)>>>;
+
     /// An API server that answers lists from a table, says yes to every write, and remembers what was written.
-    fn server(lists: Value) -> (Client, Arc<Mutex<Vec<(String, Value)>>>) {
+    fn server(lists: Value) -> (Client, Written) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&written);
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();

@@ -49,7 +49,8 @@ pub struct Finding {
 /// All checks over a snapshot.
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
-    let checks: [(&'static str, fn(&Snapshot, &mut Report)); 9] = [
+    type Check = fn(&Snapshot, &mut Report);
+    let checks: [(&'static str, Check); 9] = [
         ("versions", versions),
         ("webhook", webhook),
         ("other mutators", other_mutators),
