@@ -2,7 +2,8 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["deviceplugin.proto", "podresources.proto", "vcuda.proto"], ["proto"])?;
+    let descriptors =
+        protox::compile(["deviceplugin.proto", "podresources.proto", "vcuda.proto"], ["proto"])?;
     // Ordered maps: an answer for the same devices is the same bytes, which the kubelet's checkpoint records.
     tonic_prost_build::configure().btree_map(".").compile_fds(descriptors)?;
     Ok(())

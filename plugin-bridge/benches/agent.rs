@@ -55,7 +55,9 @@ fn book() -> Vec<u8> {
         "tencent.com/vcuda-core": (0..800).map(|n| format!("tencent.com/vcuda-core-{n}")).collect::<Vec<_>>(),
         "tencent.com/vcuda-memory": (0..2560).map(|n| format!("tencent.com/vcuda-memory-268435456-{n}")).collect::<Vec<_>>(),
     });
-    serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 1}).to_string().into_bytes()
+    serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 1})
+        .to_string()
+        .into_bytes()
 }
 
 fn books(filled: bool) -> Books {
@@ -75,7 +77,13 @@ fn books(filled: bool) -> Books {
         let container = ContainerView { ask, reserved: vec![CardIndex(7)] };
         let uid = format!("pod-{n}");
         books.observe_pod(
-            PodView { uid: uid.clone(), name: uid, order: u64::from(n), containers: vec![container], ..PodView::default() },
+            PodView {
+                uid: uid.clone(),
+                name: uid,
+                order: u64::from(n),
+                containers: vec![container],
+                ..PodView::default()
+            },
             2,
         );
     }
@@ -103,14 +111,20 @@ fn decisions(c: &mut Criterion) {
     let empty = books(false);
     c.bench_function("decide/allocate legacy, 8 cards", |b| {
         let ids: Vec<String> = (0..8).map(uuid).collect();
-        b.iter_batched_ref(|| empty.clone(), |books| books.allocate_legacy(GPU, black_box(&ids), 3), BatchSize::LargeInput);
+        b.iter_batched_ref(
+            || empty.clone(),
+            |books| books.allocate_legacy(GPU, black_box(&ids), 3),
+            BatchSize::LargeInput,
+        );
     });
 }
 
 fn service(c: &mut Criterion) {
     let Ok(folder) = tempfile::tempdir() else { return };
     let plugins = folder.path().join("device-plugins");
-    if std::fs::create_dir_all(&plugins).is_err() || std::fs::write(plugins.join("kubelet_internal_checkpoint"), book()).is_err() {
+    if std::fs::create_dir_all(&plugins).is_err()
+        || std::fs::write(plugins.join("kubelet_internal_checkpoint"), book()).is_err()
+    {
         return;
     }
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -120,12 +134,13 @@ fn service(c: &mut Criterion) {
     };
     c.bench_function("service/Allocate shared, everything but the socket", |b| {
         b.iter_batched(
-            || node().map(|node| {
-                {
-                    let giving = Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None };
+            || {
+                node().map(|node| {
+                    let giving =
+                        Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None };
                     SharedPlugin::new(node, SharedResource::Cores, Arc::new(giving), CancellationToken::new())
-                }
-            }),
+                })
+            },
             |plugin| {
                 let ask = ContainerAllocateRequest { devices_ids: core_ids(7, 5) };
                 let request = tonic::Request::new(AllocateRequest { container_requests: vec![ask] });
@@ -148,7 +163,9 @@ fn checkpoint(c: &mut Criterion) {
         let mut books = books(true);
         b.iter(|| books.observe_book(black_box(&parsed), 5));
     });
-    group.bench_function("baseline: one stat", |b| b.iter(|| std::fs::metadata(black_box(Path::new("/"))).is_ok()));
+    group.bench_function("baseline: one stat", |b| {
+        b.iter(|| std::fs::metadata(black_box(Path::new("/"))).is_ok())
+    });
     group.finish();
 }
 

@@ -65,7 +65,11 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|books, _| books.grants().count()), "books are open"
     );
-    let giving = Arc::new(Giving { style: args.style(), isolation: args.isolation(), cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new) });
+    let giving = Arc::new(Giving {
+        style: args.style(),
+        isolation: args.isolation(),
+        cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
+    });
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = watcher.start(node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
@@ -74,9 +78,18 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
     let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, giving.clone(), &directory))
         .into();
-    tasks.spawn("the registration of NVIDIA's plugin", run_registrar(upstreams.clone(), directory.clone(), stop.clone()));
-    tasks.spawn("the plugins of NVIDIA's resources", serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()));
-    tasks.spawn("the reader of the kubelet's book", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
+    tasks.spawn(
+        "the registration of NVIDIA's plugin",
+        run_registrar(upstreams.clone(), directory.clone(), stop.clone()),
+    );
+    tasks.spawn(
+        "the plugins of NVIDIA's resources",
+        serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()),
+    );
+    tasks.spawn(
+        "the reader of the kubelet's book",
+        follow_kubelet(node.clone(), directory.clone(), stop.clone()),
+    );
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
 
@@ -91,19 +104,38 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
     match &args.pods_file {
         Some(path) => {
             let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
-            tasks.spawn("the reader of the pods file", pods::follow_file(path.clone(), node.clone(), stop.clone()));
+            tasks.spawn(
+                "the reader of the pods file",
+                pods::follow_file(path.clone(), node.clone(), stop.clone()),
+            );
         }
         None => {
-            let client = client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
+            let client =
+                client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
             let dialect = node.with(|books, _| books.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
-            tasks.spawn("the watch of pods", pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
-            tasks.spawn("the watch of the node", cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()));
-            tasks.spawn("the writer of events", events::run(client.clone(), name, node.notices(), stop.clone()));
+            tasks.spawn(
+                "the watch of pods",
+                pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
+            );
+            tasks.spawn(
+                "the watch of the node",
+                cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
+            );
+            tasks.spawn(
+                "the writer of events",
+                events::run(client.clone(), name, node.notices(), stop.clone()),
+            );
             tasks.spawn("the cleaner of failed pods", clean::run(client.clone(), node.clone(), stop.clone()));
-            let publisher =
-                publish::run(client, node.clone(), upstreams.clone(), fixed.clone(), drift.clone(), stop.clone());
+            let publisher = publish::run(
+                client,
+                node.clone(),
+                upstreams.clone(),
+                fixed.clone(),
+                drift.clone(),
+                stop.clone(),
+            );
             tasks.spawn("the publisher", publisher);
         }
     }
@@ -156,7 +188,8 @@ fn serve_shared(
     let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
     let (sender, standing) = watch::channel(Standing::default());
     let (of_service, stop) = (node.clone(), tasks.stop.clone());
-    let make = Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, giving.clone(), streams));
+    let make =
+        Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, giving.clone(), streams));
     tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
     standing
 }
@@ -185,8 +218,9 @@ async fn serve_legacy(
         };
         let (sender, standing) = watch::channel(Standing::default());
         let (node, upstreams, name) = (node.clone(), upstreams.clone(), resource.clone());
-        let make =
-            Arc::new(move |streams| LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams));
+        let make = Arc::new(move |streams| {
+            LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams)
+        });
         tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, stop.clone()));
         served.insert(resource, standing);
     }
@@ -230,7 +264,10 @@ async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
         }
         changes.borrow_and_update();
         let due = tokio::time::Instant::now() >= next;
-        let wanted = node.with(|books, now| { books.reconcile(now); books.wants_list() });
+        let wanted = node.with(|books, now| {
+            books.reconcile(now);
+            books.wants_list()
+        });
         if !due && !wanted {
             continue;
         }
@@ -263,7 +300,8 @@ async fn tidy(node: Arc<Node>, giving: Arc<Giving>, stop: CancellationToken) {
         }
         let holders = node.with(|books, _| {
             let nameless = books.grants().any(|(_, grant)| !grant.confirmed);
-            let uids: BTreeSet<String> = books.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
+            let uids: BTreeSet<String> =
+                books.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
             (books.is_open() && !nameless).then_some(uids)
         });
         if let Some(cdi) = giving.cdi.as_ref().filter(|_| node.with(|books, _| books.is_open())) {
@@ -279,7 +317,8 @@ async fn tidy(node: Arc<Node>, giving: Arc<Giving>, stop: CancellationToken) {
 
 /// The keys of all containers that have cores, or were promised some.
 fn core_keys(books: &Books) -> BTreeSet<String> {
-    let of_cores = books.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
+    let of_cores =
+        books.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
     let ids = of_cores.map(|(_, grant)| grant.kubelet.iter().map(|key| books.id_of(key)).collect::<Vec<_>>());
     ids.map(|ids| shared::key(&ids)).collect()
 }

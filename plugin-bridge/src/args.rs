@@ -54,7 +54,12 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_ISOLATION", default_value = "none")]
     pub isolation: Kind,
     /// Libraries of the isolation, versions side by side.
-    #[arg(long, env = "GPU_MIGRATE_LIBRARY_DIR", default_value = "/usr/local/gpu-migrate/lib", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "GPU_MIGRATE_LIBRARY_DIR",
+        default_value = "/usr/local/gpu-migrate/lib",
+        value_name = "DIR"
+    )]
     pub library_dir: PathBuf,
     /// Root of the MPS control daemon's pipe and shm.
     #[arg(long, env = "GPU_MIGRATE_MPS_DIR", default_value = "/run/nvidia/mps", value_name = "DIR")]

@@ -18,7 +18,9 @@ pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// Not a byte in it: the writer was interrupted.
-    #[error("checkpoint is empty; expected a JSON object with PodDeviceEntries (the file is being written, or was cut short)")]
+    #[error(
+        "checkpoint is empty; expected a JSON object with PodDeviceEntries (the file is being written, or was cut short)"
+    )]
     Empty,
     /// Not JSON, or cut short, or fields of other types.
     #[error("checkpoint ({length} bytes) is not readable at line {line}, column {column}: {message}")]
@@ -33,7 +35,9 @@ pub enum CheckpointError {
         message: String,
     },
     /// JSON, but none of the known shapes.
-    #[error("checkpoint has neither Data.PodDeviceEntries nor PodDeviceEntries; expected a kubelet's device checkpoint")]
+    #[error(
+        "checkpoint has neither Data.PodDeviceEntries nor PodDeviceEntries; expected a kubelet's device checkpoint"
+    )]
     NoEntries,
 }
 
@@ -326,7 +330,10 @@ mod tests {
 
     #[test]
     fn null_entries_are_an_empty_book() {
-        let read = Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}"#).unwrap();
+        let read = Checkpoint::parse(
+            br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}"#,
+        )
+        .unwrap();
         assert_eq!(read.entries, []);
         assert_eq!(read.registered["r"], 0);
     }

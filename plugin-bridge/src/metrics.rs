@@ -14,7 +14,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 /// Seconds: 100 µs to 3 s.
-const BUCKETS: [f64; 13] = [0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0];
+const BUCKETS: [f64; 13] =
+    [0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Kind {
@@ -78,13 +79,29 @@ impl Metrics {
         let mut r = self.registry.lock();
         r.register("allocations", "Answers to Allocate", self.allocations.clone());
         r.register("allocate_seconds", "Time to answer an Allocate", self.allocate_seconds.clone());
-        r.register("substitutions", "Allocates answered with other cards than the kubelet asked for", self.substitutions.clone());
+        r.register(
+            "substitutions",
+            "Allocates answered with other cards than the kubelet asked for",
+            self.substitutions.clone(),
+        );
         r.register("registrations", "Registrations with the kubelet", self.registrations.clone());
-        r.register("upstream_registrations", "Registrations of NVIDIA's plugin with us", self.upstream_registrations.clone());
-        r.register("checkpoint_reads", "Readings of the kubelet's checkpoint, by whether it was whole", self.books.clone());
+        r.register(
+            "upstream_registrations",
+            "Registrations of NVIDIA's plugin with us",
+            self.upstream_registrations.clone(),
+        );
+        r.register(
+            "checkpoint_reads",
+            "Readings of the kubelet's checkpoint, by whether it was whole",
+            self.books.clone(),
+        );
         r.register("cards", "Cards by state", self.cards.clone());
         r.register("drift", "Disagreements of sources about a card", self.drift.clone());
-        r.register("cleaned_pods", "Pods deleted that had failed with UnexpectedAdmissionError", self.cleaned.clone());
+        r.register(
+            "cleaned_pods",
+            "Pods deleted that had failed with UnexpectedAdmissionError",
+            self.cleaned.clone(),
+        );
         r.register("publish_failures", "Writes to the API server that failed", self.publish_failures.clone());
         r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }

@@ -130,7 +130,12 @@ impl Node {
     ///
     /// # Errors
     /// [`StateError`] when our own file exists and cannot be used; nothing may be given out without it.
-    pub fn start(paths: Paths, mut books: Books, topology: Topology, metrics: Metrics) -> Result<Arc<Self>, StateError> {
+    pub fn start(
+        paths: Paths,
+        mut books: Books,
+        topology: Topology,
+        metrics: Metrics,
+    ) -> Result<Arc<Self>, StateError> {
         let deviations = read_deviations(&paths)?;
         books.remember(deviations.data.entries.clone());
         let node = Arc::new(Self {

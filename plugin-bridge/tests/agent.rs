@@ -24,7 +24,8 @@ async fn both_registered(machine: &Machine) {
 
 async fn healthy_cards(machine: &Machine, cards: impl IntoIterator<Item = usize>) {
     let wanted: BTreeSet<String> = cards.into_iter().map(uuid).collect();
-    until(&format!("the kubelet sees exactly {wanted:?} healthy"), || machine.kubelet.healthy(GPU) == wanted).await;
+    until(&format!("the kubelet sees exactly {wanted:?} healthy"), || machine.kubelet.healthy(GPU) == wanted)
+        .await;
 }
 
 fn cards_of(ids: &BTreeSet<String>, per_card: usize) -> BTreeSet<usize> {
@@ -94,7 +95,11 @@ async fn a_deleted_legacy_pods_card_is_used_again_although_the_checkpoint_still_
     assert!(machine.kubelet.healthy(CORE).is_empty(), "one source alone frees nothing");
     machine.set_phase("legacy", "Succeeded");
     until("all cards are free for shares", || machine.kubelet.healthy(CORE).len() == 800).await;
-    assert!(std::fs::read_to_string(machine.plugins().join("kubelet_internal_checkpoint")).unwrap().contains("legacy"));
+    assert!(
+        std::fs::read_to_string(machine.plugins().join("kubelet_internal_checkpoint"))
+            .unwrap()
+            .contains("legacy")
+    );
     machine.kubelet.admit("shared", "main", false, &shared_order(100, 80)).await.unwrap();
 }
 
@@ -110,7 +115,10 @@ async fn a_restarted_kubelet_is_registered_with_again_and_nothing_moves() {
     machine.kubelet.restart().await;
     both_registered(&machine).await;
     // Its registration socket was wiped too; the real one registers again as soon as it is back.
-    until("NVIDIA's plugin may register again", || machine.plugins().join("gpu-migrate@kubelet.sock").exists()).await;
+    until("NVIDIA's plugin may register again", || {
+        machine.plugins().join("gpu-migrate@kubelet.sock").exists()
+    })
+    .await;
     nvidia.stop.cancel();
     let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 1..8).await;
@@ -137,7 +145,10 @@ async fn a_killed_agent_knows_the_same_again() {
     }
     machine.start_agent();
     let _nvidia = FakeNvidia::start(machine.plugins(), 8).await;
-    until("both resources are as before", || (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE)) == before).await;
+    until("both resources are as before", || {
+        (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE)) == before
+    })
+    .await;
     assert!(machine.stop_agent().await.is_ok());
 }
 
@@ -151,7 +162,10 @@ async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
     healthy_cards(&machine, [0, 1, 2, 3, 4, 6, 7]).await;
     nvidia.stop.cancel();
     let again = FakeNvidia::start(machine.plugins(), 8).await;
-    until("the new registration is listened to", || again.streams.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
+    until("the new registration is listened to", || {
+        again.streams.load(std::sync::atomic::Ordering::SeqCst) == 1
+    })
+    .await;
     again.events.send(uuid(6)).unwrap();
     healthy_cards(&machine, [0, 1, 2, 3, 4, 7]).await;
 }

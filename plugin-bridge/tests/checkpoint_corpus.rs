@@ -13,7 +13,10 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
         .collect();
     files.sort();
     assert!(files.len() >= 13, "the corpus is there");
-    files.iter().map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(p).unwrap())).collect()
+    files
+        .iter()
+        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(p).unwrap()))
+        .collect()
 }
 
 #[test]
@@ -23,7 +26,11 @@ fn every_capture_parses() {
         .map(|(name, text)| {
             let read = Checkpoint::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
             let devices: usize = read.entries.iter().map(|e| e.ids.len()).sum();
-            format!("{name}: {} rows, {devices} devices, {} resources", read.entries.len(), read.registered.len())
+            format!(
+                "{name}: {} rows, {devices} devices, {} resources",
+                read.entries.len(),
+                read.registered.len()
+            )
         })
         .collect();
     insta::assert_snapshot!(summary.join("\n"));
@@ -38,7 +45,12 @@ fn every_truncation_is_refused_or_says_the_same() {
         let tail = text.len().saturating_sub(2_000);
         for length in (0..tail).step_by(step).chain(tail..text.len()) {
             if let Ok(read) = Checkpoint::parse(&text[..length]) {
-                assert_eq!(read, whole, "{name} cut at {length} of {} was read as something else", text.len());
+                assert_eq!(
+                    read,
+                    whole,
+                    "{name} cut at {length} of {} was read as something else",
+                    text.len()
+                );
             }
         }
     }

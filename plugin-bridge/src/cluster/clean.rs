@@ -59,11 +59,16 @@ async fn delete(client: &Client, node: &Node, pod: &PodView) {
             node.metrics.cleaned();
             node.notice(Notice::normal(
                 "FailedPodDeleted",
-                format!("{}/{} had failed with UnexpectedAdmissionError; its controller makes it anew", pod.namespace, pod.name),
+                format!(
+                    "{}/{} had failed with UnexpectedAdmissionError; its controller makes it anew",
+                    pod.namespace, pod.name
+                ),
             ));
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-        Err(error) => tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "failed pod was not deleted"),
+        Err(error) => {
+            tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "failed pod was not deleted");
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use gpu_migrate_model::names::CORDONED_CARDS;
 use gpu_migrate_model::units::CardIndex;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
@@ -55,7 +55,11 @@ fn cordon(node: &Node, value: &str) {
     node.with(|books, _| {
         let (cards, unknown) = cordoned(value, books.ledger());
         if !unknown.is_empty() {
-            tracing::warn!(annotation = CORDONED_CARDS, ?unknown, "expected card indexes or UUIDs of this node");
+            tracing::warn!(
+                annotation = CORDONED_CARDS,
+                ?unknown,
+                "expected card indexes or UUIDs of this node"
+            );
         }
         books.set_cordoned(&cards);
     });

@@ -1,8 +1,8 @@
 //! Notices of the agent as Events on its Node.
 
+use k8s_openapi::api::core::v1::{Node as ApiNode, ObjectReference};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
-use k8s_openapi::api::core::v1::{Node as ApiNode, ObjectReference};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -10,7 +10,12 @@ use crate::cluster::publish::MANAGER;
 use crate::node::Notice;
 
 /// Publishes notices until `stop`. The recorder folds repeats into one series.
-pub async fn run(client: Client, node_name: String, mut notices: broadcast::Receiver<Notice>, stop: CancellationToken) {
+pub async fn run(
+    client: Client,
+    node_name: String,
+    mut notices: broadcast::Receiver<Notice>,
+    stop: CancellationToken,
+) {
     let reporter = Reporter { controller: MANAGER.into(), instance: Some(node_name.clone()) };
     let recorder = Recorder::new(client, reporter);
     let node = ObjectReference {

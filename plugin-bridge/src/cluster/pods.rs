@@ -9,10 +9,10 @@ use gpu_migrate_model::annotation::Choice;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::names::Dialect;
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
@@ -52,7 +52,10 @@ pub fn view(pod: &Pod, dialect: &Dialect) -> PodView {
         containers: ask
             .containers
             .into_iter()
-            .map(|ask| ContainerView { reserved: choice.cards.get(&ask.name).cloned().unwrap_or_default(), ask })
+            .map(|ask| ContainerView {
+                reserved: choice.cards.get(&ask.name).cloned().unwrap_or_default(),
+                ask,
+            })
             .collect(),
         annotations: annotations
             .iter()
@@ -174,7 +177,9 @@ pub async fn follow_file(path: std::path::PathBuf, node: Arc<Node>, stop: Cancel
                     last = stamp;
                     node.with(|books, now| books.observe_pods(pods, now));
                 }
-                Err(error) => tracing::warn!(path = %path.display(), error, "pods file is not used; what was known stays"),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), error, "pods file is not used; what was known stays");
+                }
             }
         }
         tokio::select! {

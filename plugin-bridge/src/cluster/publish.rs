@@ -41,14 +41,14 @@ pub struct Fixed {
 /// The status as it is now; condition times are the caller's to settle.
 #[must_use]
 pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String]) -> GPUShadowStatus {
-    let mut status = node.with(|books, _| {
-        GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid))
-    });
+    let mut status =
+        node.with(|books, _| GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid)));
     status.isolation.clone_from(&fixed.isolation);
     status.driver_version.clone_from(&fixed.driver_version);
     status.cuda_version.clone_from(&fixed.cuda_version);
     let standing = upstreams.standing();
-    let bridged: Vec<&str> = standing.iter().filter(|(_, alive)| **alive).map(|(name, _)| name.as_str()).collect();
+    let bridged: Vec<&str> =
+        standing.iter().filter(|(_, alive)| **alive).map(|(name, _)| name.as_str()).collect();
     status.conditions = vec![
         condition("Ready", true, "Serving", "the node agent keeps the books of this node"),
         condition(
@@ -92,7 +92,8 @@ pub async fn run(
     drift: tokio::sync::watch::Receiver<Vec<String>>,
     stop: CancellationToken,
 ) {
-    let mut publisher = Publisher { client, node, upstreams, fixed, drift, last: None, freed: 0, owner: None };
+    let mut publisher =
+        Publisher { client, node, upstreams, fixed, drift, last: None, freed: 0, owner: None };
     let mut changes = publisher.node.changes();
     loop {
         changes.borrow_and_update();
@@ -150,7 +151,10 @@ impl Publisher {
         let drift = self.drift.borrow().clone();
         let mut status = status(&self.node, &self.upstreams, &self.fixed, &drift);
         self.node.metrics.card_states(status.cards.iter().map(|card| card.state));
-        settle_times(&mut status.conditions, self.last.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default());
+        settle_times(
+            &mut status.conditions,
+            self.last.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default(),
+        );
         if self.last.as_ref() == Some(&status) {
             return Ok(());
         }
@@ -191,7 +195,10 @@ impl Publisher {
         // The process's own start keeps values of two lives apart.
         let value = format!("{}-{freed}", std::process::id());
         let patch = json!({"metadata": {"annotations": {names::CARDS_GENERATION: value}}});
-        nodes.patch_metadata(&self.fixed.node_name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
+        nodes
+            .patch_metadata(&self.fixed.node_name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .map(drop)
     }
 
     async fn annotate(&self, note: &PodNote) -> kube::Result<()> {
@@ -209,7 +216,7 @@ impl Publisher {
 fn settle_times(conditions: &mut [Condition], before: &[Condition]) {
     for condition in conditions {
         let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
-        condition.last_transition_time =
-            same.map_or_else(|| Time(k8s_openapi::jiff::Timestamp::now()), |b| b.last_transition_time.clone());
+        condition.last_transition_time = same
+            .map_or_else(|| Time(k8s_openapi::jiff::Timestamp::now()), |b| b.last_transition_time.clone());
     }
 }

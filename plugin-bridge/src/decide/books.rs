@@ -256,7 +256,9 @@ impl Books {
     /// The key of an ID; `None` for one that was never listed.
     pub(super) fn key(&self, resource: &Resource, id: &str) -> Option<DeviceKey> {
         match resource {
-            Resource::Shared(shared) => self.layout.number(*shared, id).map(|n| DeviceKey::shared(*shared, n)),
+            Resource::Shared(shared) => {
+                self.layout.number(*shared, id).map(|n| DeviceKey::shared(*shared, n))
+            }
             Resource::Legacy(_) => Some(DeviceKey::Legacy(id.into())),
         }
     }
@@ -293,8 +295,10 @@ impl Books {
         for key in &grant.actual {
             before.push((key.clone(), self.owner.insert(key.clone(), id)));
         }
-        let others: BTreeSet<HolderId> =
-            before.iter().filter_map(|(_, owner)| Some(self.grants[owner.as_ref()?].holder.clone())).collect();
+        let others: BTreeSet<HolderId> = before
+            .iter()
+            .filter_map(|(_, owner)| Some(self.grants[owner.as_ref()?].holder.clone()))
+            .collect();
         self.grants.insert(id, grant);
         for other in &others {
             self.settle(other, Rules::Found).ok();
@@ -365,12 +369,15 @@ impl Books {
         if !old.confirmed {
             // The kubelet gives it out again without ever having written it down: it was never taken up. A promise
             // for devices that the kubelet did *not* ask for is not called back by that.
-            return !old.kubelet.is_disjoint(&new.kubelet) && !self.predates_amnesia(old) && !self.book_refused;
+            return !old.kubelet.is_disjoint(&new.kubelet)
+                && !self.predates_amnesia(old)
+                && !self.book_refused;
         }
         let Some(pod) = self.pods.get(&old.holder.pod_uid) else {
             // Seen to leave the API, and had time to end. Of a pod that was never seen, nothing is known yet.
             let uid = &old.holder.pod_uid;
-            return self.pods.has_departed(uid) && self.pods.had_time_to_end(uid, now, self.settings.force_grace);
+            return self.pods.has_departed(uid)
+                && self.pods.had_time_to_end(uid, now, self.settings.force_grace);
         };
         if pod.phase.terminal() {
             return true;
@@ -386,7 +393,8 @@ impl Books {
 
     /// Brings the ledger's holds of one holder in line with the devices it owns.
     fn settle(&mut self, holder: &HolderId, rules: Rules) -> Result<(), Refused> {
-        let had: BTreeMap<CardIndex, Hold> = self.ledger.held_by(holder).map(|(card, h)| (card, h.clone())).collect();
+        let had: BTreeMap<CardIndex, Hold> =
+            self.ledger.held_by(holder).map(|(card, h)| (card, h.clone())).collect();
         let wanted = self.holds_of(holder);
         self.ledger.release(holder);
         for (card, hold) in &wanted {

@@ -42,11 +42,17 @@ impl Books {
         self.withdrawn.values().copied().filter(|until| *until > now).min()
     }
 
-    fn list_shared(&self, shared: SharedResource, booked: &BTreeSet<&DeviceKey>, withdrawn: bool) -> Vec<ListedDevice> {
+    fn list_shared(
+        &self,
+        shared: SharedResource,
+        booked: &BTreeSet<&DeviceKey>,
+        withdrawn: bool,
+    ) -> Vec<ListedDevice> {
         let mut list = Vec::new();
         for card in self.ledger.indexes() {
             let state = self.ledger.state(card);
-            let open = self.shareable(card) && matches!(state, CardState::Free | CardState::Shared) && !withdrawn;
+            let open =
+                self.shareable(card) && matches!(state, CardState::Free | CardState::Shared) && !withdrawn;
             let numa = self.ledger.card(card).and_then(|c| c.numa).filter(|_| self.settings.numa_hints);
             for number in self.layout.numbers(shared, card) {
                 let key = DeviceKey::shared(shared, number);

@@ -73,7 +73,12 @@ pub struct Grant {
 impl Grant {
     /// A promise of `actual` for what the kubelet asked for, for nobody known yet.
     #[must_use]
-    pub fn new(resource: Resource, kubelet: BTreeSet<DeviceKey>, actual: BTreeSet<DeviceKey>, since: Millis) -> Self {
+    pub fn new(
+        resource: Resource,
+        kubelet: BTreeSet<DeviceKey>,
+        actual: BTreeSet<DeviceKey>,
+        since: Millis,
+    ) -> Self {
         Self {
             resource,
             kubelet,

@@ -57,7 +57,12 @@ impl Books {
     ///
     /// # Errors
     /// [`Refusal`]; the books are as they were, but the resource is withdrawn for a moment.
-    pub fn allocate_legacy(&mut self, resource: &str, ids: &[String], now: Millis) -> Result<LegacyGrant, Refusal> {
+    pub fn allocate_legacy(
+        &mut self,
+        resource: &str,
+        ids: &[String],
+        now: Millis,
+    ) -> Result<LegacyGrant, Refusal> {
         if !self.opened {
             return Err(Refusal::NotOpen { resource: resource.to_owned() });
         }

@@ -106,7 +106,8 @@ impl Books {
             for (name, ids) in &row.devices {
                 let resource = self.resource(name);
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
-                let unconfirmed = |(_, g): &(&GrantId, &Grant)| !g.confirmed && g.resource == resource && g.kubelet == keys;
+                let unconfirmed =
+                    |(_, g): &(&GrantId, &Grant)| !g.confirmed && g.resource == resource && g.kubelet == keys;
                 if let Some(id) = self.grants.iter().find(unconfirmed).map(|(id, _)| *id) {
                     self.confirm(id, holder.clone());
                 }
@@ -130,7 +131,8 @@ impl Books {
                 }
                 let actual = self.remembered(&resource, &keys).unwrap_or_else(|| keys.clone());
                 let mut grant = Grant::new(resource, keys, actual, now);
-                grant.holder = HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
+                grant.holder =
+                    HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
                 self.found(grant);
             }
         }
@@ -148,7 +150,9 @@ impl Books {
         if self.grants.values().any(nameless) {
             return true;
         }
-        self.grants.values().any(|g| g.gone_since.is_some_and(|since| self.pods.listed_at().is_none_or(|at| at <= since)))
+        self.grants
+            .values()
+            .any(|g| g.gone_since.is_some_and(|since| self.pods.listed_at().is_none_or(|at| at <= since)))
     }
 
     /// Time has passed: releases what two sources call gone.
@@ -158,7 +162,11 @@ impl Books {
         for id in ids {
             let Some(grant) = self.grants.get(&id) else { continue };
             let uid = grant.holder.pod_uid.clone();
-            let gone = if grant.confirmed { self.holder_is_gone(id, now) } else { self.was_never_taken_up(grant, now) };
+            let gone = if grant.confirmed {
+                self.holder_is_gone(id, now)
+            } else {
+                self.was_never_taken_up(grant, now)
+            };
             if gone {
                 self.pods.note_gone(&uid, now);
                 self.release(id);
@@ -212,9 +220,15 @@ impl Books {
     /// A promise that neither the kubelet's book nor its API has ever shown, and that no living pod can have taken up.
     fn was_never_taken_up(&self, grant: &Grant, now: Millis) -> bool {
         let Some(absent) = grant.absent_since else { return false };
-        let listed = self.pods.listed_by_kubelet("", self.ids_of(&grant.kubelet).iter().map(String::as_str), grant.since);
+        let listed = self.pods.listed_by_kubelet(
+            "",
+            self.ids_of(&grant.kubelet).iter().map(String::as_str),
+            grant.since,
+        );
         let lost = self.amnesia.filter(|_| self.predates_amnesia(grant));
-        let known = lost.is_none_or(|at| self.pods.all_seen_since(at) || now.saturating_sub(at) >= 10 * self.settings.grace);
+        let known = lost.is_none_or(|at| {
+            self.pods.all_seen_since(at) || now.saturating_sub(at) >= 10 * self.settings.grace
+        });
         known
             && now.saturating_sub(absent) >= self.settings.unclaimed
             && listed != Some(true)
@@ -262,14 +276,22 @@ impl Books {
             })
             .collect();
         rows.sort_by_key(|(.., holder)| {
-            let kind = self.pods.get(&holder.pod_uid).and_then(|p| p.container(&holder.container)).map(|c| c.ask.kind);
+            let kind = self
+                .pods
+                .get(&holder.pod_uid)
+                .and_then(|p| p.container(&holder.container))
+                .map(|c| c.ask.kind);
             kind != Some(ContainerKind::Init)
         });
         rows
     }
 
     /// The keys of these IDs, if there is one that we keep books of.
-    fn keys<'a>(&self, resource: &Resource, ids: impl Iterator<Item = &'a str>) -> Option<BTreeSet<DeviceKey>> {
+    fn keys<'a>(
+        &self,
+        resource: &Resource,
+        ids: impl Iterator<Item = &'a str>,
+    ) -> Option<BTreeSet<DeviceKey>> {
         let keys: BTreeSet<DeviceKey> = ids.filter_map(|id| self.key(resource, id)).collect();
         let ours = keys.iter().any(|key| self.card_of(key).is_some());
         ours.then_some(keys)
@@ -284,7 +306,9 @@ impl Books {
         seen: &BTreeSet<GrantId>,
     ) -> Option<GrantId> {
         let same = || {
-            self.grants.iter().filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
+            self.grants
+                .iter()
+                .filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
         };
         let confirmed = same().find(|(_, g)| g.confirmed && g.holder == *holder);
         let guessed = || same().find(|(_, g)| !g.confirmed && g.candidate.as_ref() == Some(holder));
@@ -313,7 +337,8 @@ impl Books {
     fn remembered(&mut self, resource: &Resource, keys: &BTreeSet<DeviceKey>) -> Option<BTreeSet<DeviceKey>> {
         let name = self.resource_name(resource).to_owned();
         let is = |d: &Deviation| {
-            d.resource == name && self.keys(resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(keys)
+            d.resource == name
+                && self.keys(resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(keys)
         };
         let position = self.journal.iter().position(is)?;
         let deviation = self.journal.swap_remove(position);

@@ -136,8 +136,10 @@ impl PodTable {
             oldest.map(|uid| self.departed.remove(&uid));
         }
         let ended = old.phase.terminal();
-        self.departed
-            .insert(uid, Departed { namespace: old.namespace.clone(), name: old.name.clone(), ended, at: now });
+        self.departed.insert(
+            uid,
+            Departed { namespace: old.namespace.clone(), name: old.name.clone(), ended, at: now },
+        );
     }
 
     /// Takes a pod-resources List that was asked for at `at`.
@@ -203,7 +205,11 @@ impl PodTable {
     /// A pod that was never seen has been found to be gone: rows about it that linger are not believed again.
     pub(super) fn note_gone(&mut self, uid: &str, now: Millis) {
         if !self.pods.contains_key(uid) && !self.departed.contains_key(uid) {
-            self.note_departure(uid.to_owned(), &PodView { phase: PodPhase::Succeeded, ..PodView::default() }, now);
+            self.note_departure(
+                uid.to_owned(),
+                &PodView { phase: PodPhase::Succeeded, ..PodView::default() },
+                now,
+            );
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::annotation::{card_key, write_cards};
-use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ask::Demand;
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::{Hold, HolderId};
 use gpu_migrate_model::names;
 use gpu_migrate_model::units::CardIndex;
@@ -64,12 +64,17 @@ impl Books {
     pub fn notes(&self) -> Vec<PodNote> {
         let mut wanted: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
         for grant in self.grants.values().filter(|g| g.confirmed) {
-            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.phase.terminal()) else { continue };
+            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.phase.terminal()) else {
+                continue;
+            };
             let cards: Vec<CardIndex> = self.cards_of(&grant.actual).into_iter().collect();
             let notes = wanted.entry(&pod.uid).or_default();
             match grant.resource {
                 Resource::Legacy(_) => {
-                    notes.insert(format!("{}{}", names::LEGACY_CARDS_PREFIX, grant.holder.container), write_cards(&cards));
+                    notes.insert(
+                        format!("{}{}", names::LEGACY_CARDS_PREFIX, grant.holder.container),
+                        write_cards(&cards),
+                    );
                 }
                 Resource::Shared(SharedResource::Cores) => {
                     if let Some(container) = pod.container(&grant.holder.container) {
@@ -123,7 +128,8 @@ impl Books {
     #[must_use]
     pub fn holder_of(&self, resource: &Resource, ids: &[String]) -> Option<HolderId> {
         let keys: BTreeSet<DeviceKey> = ids.iter().filter_map(|id| self.key(resource, id)).collect();
-        let same = self.grants.values().rfind(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
+        let same =
+            self.grants.values().rfind(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
         same.map(|g| g.holder.clone())
     }
 
@@ -151,7 +157,10 @@ impl Books {
                 let resource = self.resource(name);
                 for key in ids.iter().filter_map(|id| self.key(&resource, id)) {
                     let Some(card) = self.card_of(&key).filter(|_| !booked.contains(&key)) else { continue };
-                    let what = format!("{}/{} container {} is listed by the kubelet but not in the ledger", row.namespace, row.pod, row.container);
+                    let what = format!(
+                        "{}/{} container {} is listed by the kubelet but not in the ledger",
+                        row.namespace, row.pod, row.container
+                    );
                     drift.insert(Drift { card, what });
                 }
             }

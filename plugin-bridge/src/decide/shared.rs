@@ -80,7 +80,13 @@ impl Books {
     ///
     /// The answer is a hint: less than asked for is filled up by the kubelet.
     #[must_use]
-    pub fn prefer_shared(&self, resource: SharedResource, offered: &[String], must: &[String], size: usize) -> Vec<String> {
+    pub fn prefer_shared(
+        &self,
+        resource: SharedResource,
+        offered: &[String],
+        must: &[String],
+        size: usize,
+    ) -> Vec<String> {
         let numbers = |ids: &[String]| -> BTreeSet<u32> {
             ids.iter().filter_map(|id| self.layout.number(resource, id)).collect()
         };
@@ -113,7 +119,8 @@ impl Books {
         let mut asked = BTreeSet::new();
         for id in ids {
             let number = self.layout.number(resource, id);
-            let number = number.ok_or_else(|| Refusal::UnknownDevice { resource: name.clone(), id: id.clone() })?;
+            let number =
+                number.ok_or_else(|| Refusal::UnknownDevice { resource: name.clone(), id: id.clone() })?;
             asked.insert(number);
         }
         let keys: BTreeSet<DeviceKey> = asked.iter().map(|n| DeviceKey::shared(resource, *n)).collect();
@@ -122,7 +129,12 @@ impl Books {
         if let Some((id, grant)) = self.same_question(&Resource::Shared(resource), &keys)
             && plan.bound.as_ref().is_none_or(|bound| self.cards_of(&grant.actual).iter().eq(bound))
         {
-            return Ok(self.answer(id, grant, true));
+            let answer = self.answer(id, grant, true);
+            // Asked anew, its container's other resource will be asked for again too.
+            if let Some(grant) = self.grants.get_mut(&id) {
+                (grant.partner, grant.since) = (None, now);
+            }
+            return Ok(answer);
         }
         let why = match self.fits_as_asked(resource, &plan, &cards, &keys) {
             Ok(()) => match self.make(resource, &plan, &keys, keys.clone(), now) {
@@ -150,12 +162,17 @@ impl Books {
     }
 
     /// The answer that was already given to the same question, where nobody is known to have taken it up.
-    pub(super) fn same_question(&self, resource: &Resource, keys: &BTreeSet<DeviceKey>) -> Option<(GrantId, &Grant)> {
+    pub(super) fn same_question(
+        &self,
+        resource: &Resource,
+        keys: &BTreeSet<DeviceKey>,
+    ) -> Option<(GrantId, &Grant)> {
         if self.book_refused {
             // It may have been taken up, and the question be another one.
             return None;
         }
-        let mut same = self.grants.iter().filter(|(_, g)| !g.confirmed && g.resource == *resource && g.kubelet == *keys);
+        let mut same =
+            self.grants.iter().filter(|(_, g)| !g.confirmed && g.resource == *resource && g.kubelet == *keys);
         same.rfind(|(_, g)| !self.predates_amnesia(g)).map(|(id, grant)| (*id, grant))
     }
 
@@ -187,7 +204,9 @@ impl Books {
             demand.cores = demand.cores.max(other.cores);
             demand.blocks = demand.blocks.max(other.blocks);
         }
-        if let Some(container) = grant.whose().and_then(|h| self.pods.get(&h.pod_uid)?.container(&h.container)) {
+        if let Some(container) =
+            grant.whose().and_then(|h| self.pods.get(&h.pod_uid)?.container(&h.container))
+        {
             demand = container.ask.demand;
         }
         SharedGrant {
@@ -233,10 +252,18 @@ impl Books {
             .filter(|(_, container)| container.ask.demand.is_shared())
     }
 
-    pub(super) fn grant_of(&self, pod: &PodView, container: &ContainerView, resource: SharedResource) -> Option<GrantId> {
+    pub(super) fn grant_of(
+        &self,
+        pod: &PodView,
+        container: &ContainerView,
+        resource: SharedResource,
+    ) -> Option<GrantId> {
         let is = |h: &HolderId| h.pod_uid == pod.uid && h.container == container.ask.name;
         let resource = Resource::Shared(resource);
-        self.grants.iter().find(|(_, g)| g.resource == resource && g.whose().is_some_and(is)).map(|(id, _)| *id)
+        self.grants
+            .iter()
+            .find(|(_, g)| g.resource == resource && g.whose().is_some_and(is))
+            .map(|(id, _)| *id)
     }
 
     /// Whether a pending container is known that wants this much. If not, the pod may not have been seen yet.
@@ -248,24 +275,45 @@ impl Books {
         }
     }
 
-    fn plan(&self, resource: SharedResource, size: usize, asked: &BTreeSet<u32>, on: &BTreeSet<CardIndex>) -> Plan {
+    fn plan(
+        &self,
+        resource: SharedResource,
+        size: usize,
+        asked: &BTreeSet<u32>,
+        on: &BTreeSet<CardIndex>,
+    ) -> Plan {
         if let Some(plan) = self.plan_second_half(resource, size) {
             return plan;
         }
         // Devices that an init container hands on name the pod.
         let of_pod = asked.iter().find_map(|n| {
             let grant = self.grants.get(self.owner.get(&DeviceKey::shared(resource, *n))?)?;
-            grant.whose().map(|h| h.pod_uid.clone()).filter(|uid| self.pods.get(uid).is_some_and(|p| !p.phase.terminal()))
+            grant
+                .whose()
+                .map(|h| h.pod_uid.clone())
+                .filter(|uid| self.pods.get(uid).is_some_and(|p| !p.phase.terminal()))
         });
         let candidates = self.candidates(resource, size);
         let chosen = of_pod
             .and_then(|uid| candidates.iter().find(|(pod, _)| pod.uid == uid))
             .or_else(|| candidates.iter().find(|(pod, c)| self.grant_of(pod, c, other(resource)).is_some()))
-            .or_else(|| candidates.iter().find(|(_, c)| !on.is_empty() && c.reserved.iter().copied().eq(on.iter().copied())))
+            .or_else(|| {
+                candidates
+                    .iter()
+                    .find(|(_, c)| !on.is_empty() && c.reserved.iter().copied().eq(on.iter().copied()))
+            })
             .or_else(|| candidates.first());
         match chosen {
-            Some((pod, container)) => self.plan_for(pod, container, self.grant_of(pod, container, other(resource))),
-            None => Plan { candidate: None, partner: None, demand: one(resource, size), bound: None, reserved: Vec::new() },
+            Some((pod, container)) => {
+                self.plan_for(pod, container, self.grant_of(pod, container, other(resource)))
+            }
+            None => Plan {
+                candidate: None,
+                partner: None,
+                demand: one(resource, size),
+                bound: None,
+                reserved: Vec::new(),
+            },
         }
     }
 
@@ -286,7 +334,8 @@ impl Books {
         // No known pod wants both. Still it is one container, unless the kubelet gave the first up: then the worst that can
         // happen is another card than the extender's. Two cards for one container would be worse.
         let (first, second) = (self.demand_of(grant), one(resource, size));
-        let demand = Demand { cores: first.cores + second.cores, blocks: first.blocks + second.blocks, legacy: 0 };
+        let demand =
+            Demand { cores: first.cores + second.cores, blocks: first.blocks + second.blocks, legacy: 0 };
         let bound = Some(cards.into_iter().collect());
         Some(Plan { candidate: None, partner: Some(open), demand, bound, reserved: Vec::new() })
     }
@@ -306,7 +355,8 @@ impl Books {
     /// The kubelet asks for both resources of a container in a row, and writes its book before the next container: so a
     /// half that the book does not know belongs to the container that is being admitted now.
     fn open_half(&self, resource: SharedResource) -> Option<GrantId> {
-        let (id, latest) = self.grants.iter().rfind(|(_, grant)| grant.answered && !grant.confirmed)?;
+        let waiting = self.grants.iter().filter(|(_, grant)| grant.answered && !grant.confirmed);
+        let (id, latest) = waiting.max_by_key(|(id, grant)| (grant.since, **id))?;
         // A half that was given up is not waited for.
         let recent = self.clock.saturating_sub(latest.since) <= HALF_OPEN;
         // One that has its counterpart is open again only if that was somebody else's, which a whole book would have told.
@@ -321,7 +371,12 @@ impl Books {
     }
 
     /// Pending containers that the open half and this much of the other resource make complete.
-    fn completing(&self, open: GrantId, resource: SharedResource, size: usize) -> Vec<(&PodView, &ContainerView)> {
+    fn completing(
+        &self,
+        open: GrantId,
+        resource: SharedResource,
+        size: usize,
+    ) -> Vec<(&PodView, &ContainerView)> {
         let first = self.grants[&open].kubelet.len();
         let mut found: Vec<_> = self
             .pending_shared()
@@ -456,13 +511,18 @@ impl Books {
         for holder in inits.map(|c| HolderId::new(&pod.uid, &c.ask.name)) {
             let mine = self.grants.iter().filter(|(_, g)| g.whose() == Some(&holder));
             for key in mine.flat_map(|(id, g)| g.actual.iter().filter(|k| self.owner.get(k) == Some(id))) {
-                let Some(view) = self.card_of(key).and_then(|card| views.get_mut(card.position())) else { continue };
+                let Some(view) = self.card_of(key).and_then(|card| views.get_mut(card.position())) else {
+                    continue;
+                };
                 match key {
                     DeviceKey::Core(_) => view.cores_left += Cores(1),
                     DeviceKey::Block(_) => view.blocks_left += Blocks(1),
                     DeviceKey::Legacy(_) => {}
                 }
-                if view.state == CardState::Shared && view.cores_left == Cores::CARD && view.blocks_left == view.blocks {
+                if view.state == CardState::Shared
+                    && view.cores_left == Cores::CARD
+                    && view.blocks_left == view.blocks
+                {
                     view.state = CardState::Free;
                 }
             }

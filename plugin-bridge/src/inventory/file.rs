@@ -48,8 +48,8 @@ struct CardEntry {
 /// # Errors
 /// [`InventoryError`] naming the file and field.
 pub fn read(path: &Path) -> Result<Inventory, InventoryError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| InventoryError::Read { path: path.to_path_buf(), source })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| InventoryError::Read { path: path.to_path_buf(), source })?;
     parse(&text).map_err(|message| InventoryError::Content { path: path.to_path_buf(), message })
 }
 
@@ -60,10 +60,16 @@ fn parse(text: &str) -> Result<Inventory, String> {
     let (mut uuids, mut minors) = (BTreeSet::new(), BTreeSet::new());
     for entry in &entries {
         if entry.uuid.is_empty() || !uuids.insert(&entry.uuid) {
-            return Err(format!("cards[].uuid: {:?} is empty or appears twice; expected one UUID a card", entry.uuid));
+            return Err(format!(
+                "cards[].uuid: {:?} is empty or appears twice; expected one UUID a card",
+                entry.uuid
+            ));
         }
         if !minors.insert(entry.minor) {
-            return Err(format!("cards[].minor: {} appears twice; expected the number of /dev/nvidia<minor>", entry.minor));
+            return Err(format!(
+                "cards[].minor: {} appears twice; expected the number of /dev/nvidia<minor>",
+                entry.minor
+            ));
         }
     }
     let health = entries.iter().map(|entry| entry.health).collect();
@@ -119,7 +125,10 @@ mod tests {
             (format!("{card}  - {{uuid: GPU-a, minor: 1, memoryMiB: 1}}\n"), "cards[].uuid: \"GPU-a\""),
             (format!("{card}  - {{uuid: GPU-b, minor: 0, memoryMiB: 1}}\n"), "cards[].minor: 0"),
             (format!("{card}colour: red\n"), "colour"),
-            (format!("{card}topology: |\n  GPU0 X PIX\n  GPU1 PIX X\n"), "topology: 2 cards, but cards lists 1"),
+            (
+                format!("{card}topology: |\n  GPU0 X PIX\n  GPU1 PIX X\n"),
+                "topology: 2 cards, but cards lists 1",
+            ),
             ("cards:\n  - {uuid: GPU-a, minor: 0}\n".to_owned(), "memoryMiB"),
         ] {
             let error = parse(&text).unwrap_err();

@@ -185,10 +185,13 @@ fn tell(node: &Node, card: CardIndex, health: Health) {
 }
 
 fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {
-    let mut set = nvml.create_event_set().map_err(|error| tracing::warn!(%error, "NVML gives no events")).ok()?;
+    let mut set =
+        nvml.create_event_set().map_err(|error| tracing::warn!(%error, "NVML gives no events")).ok()?;
     for uuid in uuids {
         let Ok(device) = nvml.device_by_uuid(uuid.as_str()) else { continue };
-        let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR | EventTypes::SINGLE_BIT_ECC_ERROR;
+        let wanted = EventTypes::CRITICAL_XID_ERROR
+            | EventTypes::DOUBLE_BIT_ECC_ERROR
+            | EventTypes::SINGLE_BIT_ECC_ERROR;
         let supported = device.supported_event_types().unwrap_or(EventTypes::CRITICAL_XID_ERROR) & wanted;
         if supported.is_empty() {
             continue;

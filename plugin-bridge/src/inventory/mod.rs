@@ -47,7 +47,9 @@ pub enum InventoryError {
         message: String,
     },
     /// The library is not there, or the driver is not.
-    #[error("NVML: {0}; is the NVIDIA driver installed and libnvidia-ml.so.1 in the library path? (or use --inventory FILE)")]
+    #[error(
+        "NVML: {0}; is the NVIDIA driver installed and libnvidia-ml.so.1 in the library path? (or use --inventory FILE)"
+    )]
     Nvml(#[from] nvml_wrapper::error::NvmlError),
     /// A card does not tell what must be known.
     #[error("NVML: card {index}: {what}: {source}")]

@@ -22,7 +22,11 @@ const MAX_LINKS: u32 = 18;
 pub fn read(nvml: &Nvml) -> Result<Inventory, InventoryError> {
     let mut devices = Vec::new();
     for index in 0..nvml.device_count()? {
-        let device = nvml.device_by_index(index).map_err(|source| InventoryError::Card { index, what: "handle", source })?;
+        let device = nvml.device_by_index(index).map_err(|source| InventoryError::Card {
+            index,
+            what: "handle",
+            source,
+        })?;
         let card = card(&device, index)?;
         devices.push((card, device));
     }
@@ -95,10 +99,15 @@ fn topology(devices: &[(Card, Device<'_>)]) -> Topology {
         .zip(&linked)
         // On machines with NVSwitch the links end at switches, not at cards: every such card reaches every other.
         .map(|((_, device), peers)| {
-            let of_data_centre = device
-                .architecture()
-                .is_ok_and(|a| !matches!(a, DeviceArchitecture::Kepler | DeviceArchitecture::Maxwell | DeviceArchitecture::Pascal));
-            of_data_centre && !peers.is_empty() && !peers.iter().any(|p| cards.iter().any(|c| same_bus(&c.bus_id, p)))
+            let of_data_centre = device.architecture().is_ok_and(|a| {
+                !matches!(
+                    a,
+                    DeviceArchitecture::Kepler | DeviceArchitecture::Maxwell | DeviceArchitecture::Pascal
+                )
+            });
+            of_data_centre
+                && !peers.is_empty()
+                && !peers.iter().any(|p| cards.iter().any(|c| same_bus(&c.bus_id, p)))
         })
         .collect();
     Topology::from_fn(devices.len(), |a, b| {
@@ -108,7 +117,12 @@ fn topology(devices: &[(Card, Device<'_>)]) -> Topology {
             return LinkLevel::NvLink;
         }
         // By value: the crate asks for the other handle itself.
-        match devices[i].1.nvml().device_by_uuid(cards[j].uuid.as_str()).and_then(|d| devices[i].1.topology_common_ancestor(d)) {
+        match devices[i]
+            .1
+            .nvml()
+            .device_by_uuid(cards[j].uuid.as_str())
+            .and_then(|d| devices[i].1.topology_common_ancestor(d))
+        {
             Ok(TopologyLevel::Internal | TopologyLevel::Single) => LinkLevel::Pix,
             Ok(TopologyLevel::Multiple) => LinkLevel::Pxb,
             Ok(TopologyLevel::HostBridge) => LinkLevel::Phb,

@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(&file[4096..4101], b"main\0");
         assert_eq!(&file[8192..8205], b"0000:65:00.0\0");
         assert_eq!(u64::from_ne_bytes(file[8208..8216].try_into().unwrap()), 1 << 33);
-        let ints: Vec<i32> = file[8216..8236].chunks(4).map(|b| i32::from_ne_bytes(b.try_into().unwrap())).collect();
+        let ints: Vec<i32> =
+            file[8216..8236].chunks(4).map(|b| i32::from_ne_bytes(b.try_into().unwrap())).collect();
         assert_eq!(ints, [30, 1, 550, 1, 1]);
         let long = VcudaConfig { pod_uid: "x".repeat(60), ..config };
         assert_eq!(long.bytes()[47], 0, "a text that is too long still ends");

@@ -34,8 +34,12 @@ impl Isolation for Mps {
         if !share.is_part() {
             return;
         }
-        let memory: Vec<String> =
-            share.cards.iter().enumerate().map(|(number, _)| format!("{number}={}M", share.demand.blocks.mib())).collect();
+        let memory: Vec<String> = share
+            .cards
+            .iter()
+            .enumerate()
+            .map(|(number, _)| format!("{number}={}M", share.demand.blocks.mib()))
+            .collect();
         answer.envs.extend([
             ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), PIPE.to_owned()),
             ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".to_owned(), share.demand.cores.0.to_string()),

@@ -52,7 +52,9 @@ impl Isolation for Vcuda {
             container_path: to.to_owned(),
             read_only: true,
         };
-        answer.mounts.extend([mount(library, "/usr/local/nvidia"), mount(self.by_devices(share.key), "/etc/vcuda")]);
+        answer
+            .mounts
+            .extend([mount(library, "/usr/local/nvidia"), mount(self.by_devices(share.key), "/etc/vcuda")]);
     }
 
     fn prepare(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
@@ -127,7 +129,8 @@ mod tests {
     #[tokio::test]
     async fn a_container_registers_and_finds_its_limits() {
         let root = tempfile::tempdir().unwrap();
-        let folders = Folders { manager: root.path().into(), libraries: root.path().join("lib"), ..Folders::default() };
+        let folders =
+            Folders { manager: root.path().into(), libraries: root.path().join("lib"), ..Folders::default() };
         let vcuda = Vcuda::new(folders);
         let answer = shaped(&vcuda, 30);
         assert_eq!(answer.mounts[0].host_path, root.path().join("lib/vcuda/nvidia").display().to_string());

@@ -48,14 +48,21 @@ struct Desk {
 
 #[tonic::async_trait]
 impl VcudaService for Desk {
-    async fn register_v_device(&self, request: Request<VDeviceRequest>) -> Result<Response<VDeviceResponse>, Status> {
+    async fn register_v_device(
+        &self,
+        request: Request<VDeviceRequest>,
+    ) -> Result<Response<VDeviceResponse>, Status> {
         let request = request.into_inner();
         // What comes from a container is not to be trusted with a path.
-        let plain = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        let plain =
+            |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
         // Old clients know their ID alone, new ones their name: one of them names the folder.
-        let id = if request.container_id.is_empty() { &request.container_name } else { &request.container_id };
+        let id =
+            if request.container_id.is_empty() { &request.container_name } else { &request.container_id };
         if !plain(id) {
-            return Err(Status::invalid_argument(format!("container_id {id:?} is not letters, digits, - and _")));
+            return Err(Status::invalid_argument(format!(
+                "container_id {id:?} is not letters, digits, - and _"
+            )));
         }
         let known = self.registered.lock();
         let config = if request.container_name.is_empty() && known.len() == 1 {
@@ -64,8 +71,9 @@ impl VcudaService for Desk {
             known.get(&request.container_name).cloned()
         };
         drop(known);
-        let config = config
-            .ok_or_else(|| Status::not_found(format!("container {:?} of this pod has no share", request.container_name)))?;
+        let config = config.ok_or_else(|| {
+            Status::not_found(format!("container {:?} of this pod has no share", request.container_name))
+        })?;
         let folder = self.folder.join(id);
         let write = || {
             std::fs::create_dir_all(&folder)?;
@@ -92,7 +100,9 @@ fn processes(container: &str) -> Vec<i32> {
     }
     let mut pids = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
         if std::fs::read_to_string(entry.path().join("cgroup")).is_ok_and(|text| text.contains(container)) {
             pids.push(pid);
         }

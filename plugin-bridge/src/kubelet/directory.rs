@@ -103,7 +103,10 @@ async fn follow(path: &Path, sender: &watch::Sender<u64>) -> std::io::Result<()>
                 let event = event?;
                 sender.send_modify(|g| *g += 1);
                 if event.mask.intersects(inotify::EventMask::DELETE_SELF | inotify::EventMask::IGNORED) {
-                    return Err(std::io::Error::new(std::io::ErrorKind::NotFound, "the directory was deleted"));
+                    return Err(std::io::Error::new(
+                        std::io::ErrorKind::NotFound,
+                        "the directory was deleted",
+                    ));
                 }
             }
             Ok(None) => return Ok(()),

@@ -102,7 +102,8 @@ pub async fn run<S: DevicePlugin>(
                 back_off = BACK_OFF.0;
                 standing.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
                 tracing::info!(resource = %spec.resource, socket = %own.display(), "registered with the kubelet");
-                let same_kubelet = session.outlive(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
+                let same_kubelet =
+                    session.outlive(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
                 standing.send_modify(|s| s.registered = false);
                 if same_kubelet {
                     tokio::time::sleep(SETTLE).await;
@@ -142,9 +143,10 @@ impl Session {
         })?;
         let streams = CancellationToken::new();
         let service = DevicePluginServer::new(make(streams.clone()));
-        let server = Server::builder()
-            .add_service(service)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), streams.clone().cancelled_owned());
+        let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
+            UnixListenerStream::new(listener),
+            streams.clone().cancelled_owned(),
+        );
         let session = Self { own: stamp, streams, server: tokio::spawn(server) };
         match register(spec, kubelet).await {
             Ok(()) => Ok(session),
@@ -207,9 +209,8 @@ pub fn bind(path: &Path) -> Result<UnixListener, EndpointError> {
 }
 
 async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointError> {
-    let channel = dial(kubelet)
-        .await
-        .map_err(|source| EndpointError::Dial { path: kubelet.to_path_buf(), source })?;
+    let channel =
+        dial(kubelet).await.map_err(|source| EndpointError::Dial { path: kubelet.to_path_buf(), source })?;
     let mut request = tonic::Request::new(RegisterRequest {
         version: VERSION.into(),
         endpoint: spec.socket.clone(),
@@ -217,11 +218,9 @@ async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointErr
         options: Some(spec.options),
     });
     request.set_timeout(REGISTER_TIMEOUT);
-    RegistrationClient::new(channel)
-        .register(request)
-        .await
-        .map(|_| ())
-        .map_err(|status| EndpointError::Refused { resource: spec.resource.clone(), status: Box::new(status) })
+    RegistrationClient::new(channel).register(request).await.map(|_| ()).map_err(|status| {
+        EndpointError::Refused { resource: spec.resource.clone(), status: Box::new(status) }
+    })
 }
 
 /// A gRPC channel to a unix socket.
@@ -235,5 +234,8 @@ pub async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     // The URI only fills `:authority`; the connector decides where to go.
-    Dial::from_static("http://localhost").connect_timeout(Duration::from_secs(5)).connect_with_connector(connect).await
+    Dial::from_static("http://localhost")
+        .connect_timeout(Duration::from_secs(5))
+        .connect_with_connector(connect)
+        .await
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::kubelet::endpoint::dial;
-use crate::proto::podresources::ListPodResourcesResponse;
 use crate::proto::podresources::ListPodResourcesRequest;
+use crate::proto::podresources::ListPodResourcesResponse;
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,8 +54,9 @@ pub enum PodResourcesError {
 /// # Errors
 /// [`PodResourcesError`]; nothing may be concluded from it.
 pub async fn list(socket: &Path) -> Result<Vec<ContainerDevices>, PodResourcesError> {
-    let channel =
-        dial(socket).await.map_err(|source| PodResourcesError::Dial { path: socket.to_path_buf(), source })?;
+    let channel = dial(socket)
+        .await
+        .map_err(|source| PodResourcesError::Dial { path: socket.to_path_buf(), source })?;
     let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
     let mut request = tonic::Request::new(ListPodResourcesRequest {});
     request.set_timeout(TIMEOUT);

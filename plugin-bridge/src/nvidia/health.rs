@@ -17,7 +17,14 @@ impl HealthMemory {
     /// Whether a device that is listed as `healthy` in registration `epoch` is to be believed so.
     ///
     /// `vouched` says when our own inventory last found its card well, if it can tell.
-    pub fn judge(&mut self, epoch: u64, id: &str, healthy: bool, vouched: Option<Millis>, now: Millis) -> bool {
+    pub fn judge(
+        &mut self,
+        epoch: u64,
+        id: &str,
+        healthy: bool,
+        vouched: Option<Millis>,
+        now: Millis,
+    ) -> bool {
         if !healthy {
             // The first report counts: the plugin repeats it in every list.
             let entry = self.sick.entry(id.to_owned()).or_insert((epoch, now));

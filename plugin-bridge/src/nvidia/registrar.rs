@@ -97,14 +97,17 @@ impl Registration for Desk {
                 request.version
             )));
         }
-        if request.endpoint.is_empty() || request.endpoint.contains('/') || request.endpoint.starts_with("..") {
+        if request.endpoint.is_empty() || request.endpoint.contains('/') || request.endpoint.starts_with("..")
+        {
             return Err(Status::invalid_argument(format!(
                 "endpoint {:?} is not a file name in the device plugin directory",
                 request.endpoint
             )));
         }
         if request.resource_name.is_empty() {
-            return Err(Status::invalid_argument("resource_name is empty; expected for example \"nvidia.com/gpu\""));
+            return Err(Status::invalid_argument(
+                "resource_name is empty; expected for example \"nvidia.com/gpu\"",
+            ));
         }
         self.upstreams.register(request).map(|()| Response::new(Empty {}))
     }

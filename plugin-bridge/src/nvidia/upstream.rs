@@ -30,7 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
     /// It is not there, and did not come back in time.
-    #[error("NVIDIA's plugin is not registered for {resource}; is KUBELET_SOCKET of its DaemonSet set to {socket}?")]
+    #[error(
+        "NVIDIA's plugin is not registered for {resource}; is KUBELET_SOCKET of its DaemonSet set to {socket}?"
+    )]
     Away {
         /// The resource.
         resource: String,
@@ -143,7 +145,8 @@ impl Upstreams {
     /// The one stream of a registration, from its beginning to its end.
     async fn follow(&self, slot: &Slot, epoch: u64, request: &RegisterRequest) -> Result<(), Status> {
         let socket = self.folder.join(&request.endpoint);
-        let unreachable = |e: tonic::transport::Error| Status::unavailable(format!("{}: {e}", socket.display()));
+        let unreachable =
+            |e: tonic::transport::Error| Status::unavailable(format!("{}: {e}", socket.display()));
         let channel = tokio::time::timeout(DIAL, dial(&socket))
             .await
             .map_err(|_| Status::deadline_exceeded(format!("{} did not accept in time", socket.display())))?
@@ -180,7 +183,8 @@ impl Upstreams {
                     let card = books.card_of_device(&DeviceKey::Legacy(device.id.as_str().into()));
                     let vouched = card.and_then(|card| self.vouched.last_well(card.position()));
                     let healthy = memory.judge(epoch, &device.id, device.health == HEALTHY, vouched, now);
-                    let numa = device.topology.map(|t| t.nodes.iter().map(|n| n.id).collect()).unwrap_or_default();
+                    let numa =
+                        device.topology.map(|t| t.nodes.iter().map(|n| n.id).collect()).unwrap_or_default();
                     UpstreamDevice { id: device.id.into(), healthy, numa }
                 })
                 .collect()

@@ -87,7 +87,9 @@ impl AnswerStyle {
                     answer.envs.insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), names.join(","));
                 }
                 ListStrategy::VolumeMounts => {
-                    answer.envs.insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), VOLUME_MOUNT_ROOT.to_owned());
+                    answer
+                        .envs
+                        .insert(names::NVIDIA_VISIBLE_DEVICES.to_owned(), VOLUME_MOUNT_ROOT.to_owned());
                     answer.mounts.extend(names.iter().map(|name| Mount {
                         host_path: "/dev/null".into(),
                         container_path: format!("{VOLUME_MOUNT_ROOT}/{name}"),
@@ -99,7 +101,9 @@ impl AnswerStyle {
                     answer.annotations.insert(key, self.cdi_names(&names).join(","));
                 }
                 ListStrategy::CdiCri => {
-                    answer.cdi_devices.extend(self.cdi_names(&names).into_iter().map(|name| CdiDevice { name }));
+                    answer
+                        .cdi_devices
+                        .extend(self.cdi_names(&names).into_iter().map(|name| CdiDevice { name }));
                 }
             }
         }
@@ -118,7 +122,9 @@ impl AnswerStyle {
 
     /// Puts one CDI device of our own in the place of NVIDIA's.
     pub fn put_own_cdi(&self, device: &str, answer: &mut ContainerAllocateResponse) {
-        for value in answer.annotations.iter_mut().filter(|(key, _)| key.starts_with(&self.cdi_annotation_prefix)) {
+        for value in
+            answer.annotations.iter_mut().filter(|(key, _)| key.starts_with(&self.cdi_annotation_prefix))
+        {
             *value.1 = device.to_owned();
         }
         if !answer.cdi_devices.is_empty() {
@@ -142,7 +148,8 @@ fn device_specs(cards: &[(usize, &Card)]) -> Vec<DeviceSpec> {
 
 /// Container annotations that gpu-manager writes (`pkg/types/types.go`) and its client side reads.
 fn gpu_manager_annotations(cards: &[(usize, &Card)], demand: &Demand) -> BTreeMap<String, String> {
-    let nodes = cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor)).collect::<Vec<_>>().join(",");
+    let nodes =
+        cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor)).collect::<Vec<_>>().join(",");
     BTreeMap::from([
         (names::VCUDA_DEVICE.to_owned(), nodes),
         ("tencent.com/vcuda-core".to_owned(), demand.cores.0.to_string()),
@@ -156,8 +163,11 @@ mod tests {
     use gpu_migrate_model::units::{Blocks, Cores};
 
     fn answer(style: &AnswerStyle) -> ContainerAllocateResponse {
-        let cards = [("GPU-a", 3), ("GPU-b", 5)]
-            .map(|(uuid, minor)| Card { uuid: uuid.into(), minor, ..Card::default() });
+        let cards = [("GPU-a", 3), ("GPU-b", 5)].map(|(uuid, minor)| Card {
+            uuid: uuid.into(),
+            minor,
+            ..Card::default()
+        });
         let demand = Demand { cores: Cores(200), blocks: Blocks(80), legacy: 0 };
         style.answer(&[(3, &cards[0]), (5, &cards[1])], &demand)
     }
@@ -177,7 +187,10 @@ mod tests {
         let lists = vec![ListStrategy::VolumeMounts, ListStrategy::CdiAnnotations, ListStrategy::CdiCri];
         let all = answer(&AnswerStyle { lists, device_specs: true, ..AnswerStyle::default() });
         assert_eq!(all.mounts[1].container_path, "/var/run/nvidia-container-devices/GPU-b");
-        assert_eq!(all.annotations["cdi.k8s.io/gpu-migrate_GPU-a_GPU-b"], "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b");
+        assert_eq!(
+            all.annotations["cdi.k8s.io/gpu-migrate_GPU-a_GPU-b"],
+            "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b"
+        );
         assert_eq!(all.cdi_devices[0].name, "nvidia.com/gpu=GPU-a");
         assert_eq!(all.devices[0].host_path, "/dev/nvidia3");
         assert_eq!(all.devices.len(), 5);

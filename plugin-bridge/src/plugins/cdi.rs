@@ -37,7 +37,8 @@ impl CdiSpecs {
         let key = safe(key);
         let own = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor));
         let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].map(str::to_owned);
-        let nodes: Vec<_> = own.chain(shared).map(|path| json!({"path": path, "permissions": "rwm"})).collect();
+        let nodes: Vec<_> =
+            own.chain(shared).map(|path| json!({"path": path, "permissions": "rwm"})).collect();
         let spec = json!({
             "cdiVersion": "0.5.0",
             "kind": KIND,

@@ -15,7 +15,8 @@ use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse, DevicePluginOptions, Empty,
-    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
 };
 
 /// Seen: 4 to 7 ms.
@@ -36,7 +37,12 @@ pub struct LegacyPlugin {
 impl LegacyPlugin {
     /// Serves `resource` until `streams` is cancelled.
     #[must_use]
-    pub fn new(node: Arc<Node>, upstreams: Arc<Upstreams>, resource: String, streams: CancellationToken) -> Self {
+    pub fn new(
+        node: Arc<Node>,
+        upstreams: Arc<Upstreams>,
+        resource: String,
+        streams: CancellationToken,
+    ) -> Self {
         Self { node, upstreams, resource, streams }
     }
 
@@ -48,9 +54,9 @@ impl LegacyPlugin {
 
     async fn prefer_one(&self, ask: ContainerPreferredAllocationRequest) -> Vec<String> {
         let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-        let offer = self
-            .node
-            .with(|books, _| books.offer_legacy(&ask.available_device_ids, &ask.must_include_device_ids, size));
+        let offer = self.node.with(|books, _| {
+            books.offer_legacy(&ask.available_device_ids, &ask.must_include_device_ids, size)
+        });
         let of_nvidia = tokio::time::timeout(PREFER, self.nvidias_choice(&offer, &ask)).await;
         match of_nvidia {
             Ok(Ok(chosen)) if chosen.iter().all(|id| offer.contains(id)) && chosen.len() == size => chosen,
@@ -120,15 +126,22 @@ impl LegacyPlugin {
             self.node.metrics.substituted();
             self.node.notice(Notice::normal(
                 "CardsSubstituted",
-                format!("{} is answered with {} instead of what the kubelet asked for", self.resource, granted.devices.join(", ")),
+                format!(
+                    "{} is answered with {} instead of what the kubelet asked for",
+                    self.resource,
+                    granted.devices.join(", ")
+                ),
             ));
             self.node.write_deviations().map_err(|e| not_written(&e))?;
         }
-        let mut upstream = self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
+        let mut upstream =
+            self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
         let ask = ContainerAllocateRequest { devices_ids: granted.devices.clone() };
         let call = upstream.client.allocate(AllocateRequest { container_requests: vec![ask] });
         let answer = match tokio::time::timeout(ALLOCATE, call).await {
-            Ok(answer) => answer.map_err(|status| Status::new(status.code(), self.failed(status).to_string()))?,
+            Ok(answer) => {
+                answer.map_err(|status| Status::new(status.code(), self.failed(status).to_string()))?
+            }
             Err(_) => {
                 self.upstreams.doubt();
                 self.node.with(|books, now| books.withdraw_resource(&self.resource, now));
@@ -152,7 +165,10 @@ impl LegacyPlugin {
 impl DevicePlugin for LegacyPlugin {
     type ListAndWatchStream = ListStream;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(Self::options(&self.upstreams, &self.resource)))
     }
 
@@ -174,7 +190,10 @@ impl DevicePlugin for LegacyPlugin {
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let began = Instant::now();
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
@@ -191,10 +210,11 @@ impl DevicePlugin for LegacyPlugin {
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = request.into_inner().devices_ids;
         let devices_ids = self.node.with(|books, _| books.given_for(&self.resource, &ids));
-        let mut upstream = self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
+        let mut upstream =
+            self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
         let call = upstream.client.pre_start_container(PreStartContainerRequest { devices_ids });
-        tokio::time::timeout(PRE_START, call)
-            .await
-            .map_err(|_| Status::deadline_exceeded("NVIDIA's plugin did not answer PreStartContainer in time"))?
+        tokio::time::timeout(PRE_START, call).await.map_err(|_| {
+            Status::deadline_exceeded("NVIDIA's plugin did not answer PreStartContainer in time")
+        })?
     }
 }

@@ -19,5 +19,7 @@ fn refused(refusal: &Refusal) -> tonic::Status {
 }
 
 fn not_written(error: &StateError) -> tonic::Status {
-    tonic::Status::unavailable(format!("the deviation could not be written down, so it is not given: {error}"))
+    tonic::Status::unavailable(format!(
+        "the deviation could not be written down, so it is not given: {error}"
+    ))
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::card::Card;
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::Cores;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,8 @@ use crate::node::Node;
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
-    DevicePluginOptions, Empty, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
-    PreferredAllocationResponse,
+    DevicePluginOptions, Empty, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse,
 };
 
 /// A second look at the kubelet before an Allocate is refused: the whole node waits for it.
@@ -57,7 +57,12 @@ impl SharedPlugin {
 
     /// Serves `resource` until `streams` is cancelled.
     #[must_use]
-    pub fn new(node: Arc<Node>, resource: SharedResource, giving: Arc<Giving>, streams: CancellationToken) -> Self {
+    pub fn new(
+        node: Arc<Node>,
+        resource: SharedResource,
+        giving: Arc<Giving>,
+        streams: CancellationToken,
+    ) -> Self {
         Self { node, resource, giving, streams }
     }
 
@@ -76,7 +81,9 @@ impl SharedPlugin {
             tracing::warn!(resource = ?self.resource, %refusal, "Allocate refused");
             refused(&refusal)
         })?;
-        if granted.deviates && let Err(error) = self.node.write_deviations() {
+        if granted.deviates
+            && let Err(error) = self.node.write_deviations()
+        {
             if !granted.again {
                 self.node.with(|books, _| books.take_back(granted.grant));
             }
@@ -92,13 +99,19 @@ impl SharedPlugin {
     }
 
     /// Writes our own CDI file for these cards before a runtime can look for it.
-    fn describe(&self, granted: &SharedGrant, ids: &[String], answer: &mut ContainerAllocateResponse) -> Result<(), Status> {
+    fn describe(
+        &self,
+        granted: &SharedGrant,
+        ids: &[String],
+        answer: &mut ContainerAllocateResponse,
+    ) -> Result<(), Status> {
         let Some(specs) = &self.giving.cdi else { return Ok(()) };
         if self.resource != SharedResource::Cores || !self.giving.style.uses_cdi() {
             return Ok(());
         }
-        let cards: Vec<Card> =
-            self.node.with(|books, _| granted.cards.iter().filter_map(|index| books.ledger().card(*index).cloned()).collect());
+        let cards: Vec<Card> = self.node.with(|books, _| {
+            granted.cards.iter().filter_map(|index| books.ledger().card(*index).cloned()).collect()
+        });
         let device = specs
             .write(&key(ids), &cards.iter().collect::<Vec<_>>())
             .map_err(|e| Status::unavailable(format!("the CDI specification could not be written: {e}")))?;
@@ -113,7 +126,8 @@ impl SharedPlugin {
         }
         let (cards, demand) = self.node.with(|books, _| {
             let ledger = books.ledger();
-            let cards: Vec<Card> = ledger.held_by(holder).filter_map(|(index, _)| ledger.card(index).cloned()).collect();
+            let cards: Vec<Card> =
+                ledger.held_by(holder).filter_map(|(index, _)| ledger.card(index).cloned()).collect();
             (cards, books.demand_of_holder(holder))
         });
         let cards: Vec<&Card> = cards.iter().collect();
@@ -127,8 +141,11 @@ impl SharedPlugin {
     fn answer(&self, granted: &SharedGrant, ids: &[String]) -> ContainerAllocateResponse {
         self.node.with(|books, _| {
             let ledger = books.ledger();
-            let cards: Vec<_> =
-                granted.cards.iter().filter_map(|index| Some((index.position(), ledger.card(*index)?))).collect();
+            let cards: Vec<_> = granted
+                .cards
+                .iter()
+                .filter_map(|index| Some((index.position(), ledger.card(*index)?)))
+                .collect();
             match self.resource {
                 SharedResource::Cores => {
                     let mut answer = self.giving.style.answer(&cards, &granted.demand);
@@ -139,7 +156,9 @@ impl SharedPlugin {
                 }
                 // The answers of a container are merged, and where they differ one wins at random: only the one for cores says
                 // which cards are seen, so that they are those whose cores are accounted for.
-                SharedResource::Memory if granted.demand.cores > Cores::ZERO || granted.candidate.is_none() => {
+                SharedResource::Memory
+                    if granted.demand.cores > Cores::ZERO || granted.candidate.is_none() =>
+                {
                     ContainerAllocateResponse::default()
                 }
                 SharedResource::Memory => self.giving.style.nothing(),
@@ -158,7 +177,10 @@ pub fn key(ids: &[String]) -> String {
 impl DevicePlugin for SharedPlugin {
     type ListAndWatchStream = ListStream;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(Self::options()))
     }
 
@@ -178,14 +200,22 @@ impl DevicePlugin for SharedPlugin {
             let size = usize::try_from(ask.allocation_size).unwrap_or(0);
             self.node.look_for(self.resource, size).await;
             let device_ids = self.node.with(|books, _| {
-                books.prefer_shared(self.resource, &ask.available_device_ids, &ask.must_include_device_ids, size)
+                books.prefer_shared(
+                    self.resource,
+                    &ask.available_device_ids,
+                    &ask.must_include_device_ids,
+                    size,
+                )
             });
             container_responses.push(ContainerPreferredAllocationResponse { device_ids });
         }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let began = Instant::now();
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
@@ -204,16 +234,23 @@ impl DevicePlugin for SharedPlugin {
         self.node.read_book();
         let known = || self.node.with(|books, _| books.holder_of(&Resource::Shared(self.resource), &ids));
         if known().is_none() && tokio::time::timeout(IDENTITY, self.node.ask_pod_resources()).await.is_err() {
-            tracing::warn!("pod-resources did not answer in time; the container starts without its identity confirmed");
+            tracing::warn!(
+                "pod-resources did not answer in time; the container starts without its identity confirmed"
+            );
         }
         match known() {
             Some(holder) => {
                 tracing::debug!(%holder, resource = ?self.resource, "container starts");
                 self.prepare(&holder, &ids).map_err(|e| {
-                    Status::internal(format!("{holder}: isolation {} could not be prepared: {e}", self.giving.isolation.name()))
+                    Status::internal(format!(
+                        "{holder}: isolation {} could not be prepared: {e}",
+                        self.giving.isolation.name()
+                    ))
                 })?;
             }
-            None => tracing::warn!(resource = ?self.resource, devices = ids.len(), "a container starts whose pod is not known"),
+            None => {
+                tracing::warn!(resource = ?self.resource, devices = ids.len(), "a container starts whose pod is not known");
+            }
         }
         Ok(Response::new(PreStartContainerResponse {}))
     }

@@ -78,9 +78,10 @@ impl FakeKubelet {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
         tokio::spawn(
-            Server::builder()
-                .add_service(lister)
-                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), life.clone().cancelled_owned()),
+            Server::builder().add_service(lister).serve_with_incoming_shutdown(
+                UnixListenerStream::new(listener),
+                life.clone().cancelled_owned(),
+            ),
         );
         let listener = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
         tokio::spawn(
@@ -104,7 +105,14 @@ impl FakeKubelet {
 
     pub fn healthy(&self, resource: &str) -> BTreeSet<String> {
         let state = self.state.lock();
-        state.devices.get(resource).into_iter().flatten().filter(|(_, h)| **h).map(|(id, _)| id.clone()).collect()
+        state
+            .devices
+            .get(resource)
+            .into_iter()
+            .flatten()
+            .filter(|(_, h)| **h)
+            .map(|(id, _)| id.clone())
+            .collect()
     }
 
     pub fn registered(&self, resource: &str) -> bool {
@@ -120,12 +128,19 @@ impl FakeKubelet {
 
     pub fn ids(&self, pod: &str, container: &str, resource: &str) -> BTreeSet<String> {
         let state = self.state.lock();
-        let row = state.rows.iter().find(|r| r.pod == pod && r.container == container && r.resource == resource);
+        let row =
+            state.rows.iter().find(|r| r.pod == pod && r.container == container && r.resource == resource);
         row.map(|r| r.ids.clone()).unwrap_or_default()
     }
 
     /// Admits one container: resources in the order given.
-    pub async fn admit(&self, pod: &str, container: &str, init: bool, wants: &[(&str, usize)]) -> Result<(), Status> {
+    pub async fn admit(
+        &self,
+        pod: &str,
+        container: &str,
+        init: bool,
+        wants: &[(&str, usize)],
+    ) -> Result<(), Status> {
         {
             let mut state = self.state.lock();
             let ended = state.ended.clone();
@@ -138,13 +153,23 @@ impl FakeKubelet {
         Ok(())
     }
 
-    async fn allocate(&self, pod: &str, container: &str, init: bool, resource: &str, size: usize) -> Result<(), Status> {
+    async fn allocate(
+        &self,
+        pod: &str,
+        container: &str,
+        init: bool,
+        resource: &str,
+        size: usize,
+    ) -> Result<(), Status> {
         let (mut client, options, free, reusable) = {
             let state = self.state.lock();
             let (_, client, options) = state.clients.get(resource).cloned().ok_or_else(|| {
-                Status::unavailable(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"))
+                Status::unavailable(format!(
+                    "no healthy devices present; cannot allocate unhealthy devices {resource}"
+                ))
             })?;
-            let used: BTreeSet<&String> = state.rows.iter().filter(|r| r.resource == resource).flat_map(|r| &r.ids).collect();
+            let used: BTreeSet<&String> =
+                state.rows.iter().filter(|r| r.resource == resource).flat_map(|r| &r.ids).collect();
             let free: BTreeSet<String> = state.devices[resource]
                 .iter()
                 .filter(|(id, healthy)| **healthy && !used.contains(id))
@@ -176,8 +201,9 @@ impl FakeKubelet {
                 must_include_device_ids: chosen.iter().cloned().collect(),
                 allocation_size: i32::try_from(size).unwrap(),
             };
-            let answer =
-                client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![ask] }).await?;
+            let answer = client
+                .get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![ask] })
+                .await?;
             for id in answer.into_inner().container_responses.into_iter().flat_map(|c| c.device_ids) {
                 if chosen.len() < size && free.contains(&id) {
                     chosen.insert(id);
@@ -211,7 +237,9 @@ impl FakeKubelet {
             let rows = state.rows.iter().filter(|r| r.pod == pod && r.container == container);
             rows.filter_map(|r| {
                 let (_, client, options) = state.clients.get(&r.resource)?;
-                options.pre_start_required.then(|| (client.clone(), r.ids.iter().cloned().collect::<Vec<_>>()))
+                options
+                    .pre_start_required
+                    .then(|| (client.clone(), r.ids.iter().cloned().collect::<Vec<_>>()))
             })
             .collect()
         };
@@ -233,10 +261,14 @@ fn write_checkpoint(root: &std::path::Path, state: &State) {
         .iter()
         .map(|r| json!({"PodUID": r.pod, "ContainerName": r.container, "ResourceName": r.resource, "DeviceIDs": {"-1": r.ids}, "AllocResp": ""}))
         .collect();
-    let registered: BTreeMap<&String, Vec<&String>> =
-        state.devices.iter().map(|(r, d)| (r, d.iter().filter(|(_, h)| **h).map(|(id, _)| id).collect())).collect();
+    let registered: BTreeMap<&String, Vec<&String>> = state
+        .devices
+        .iter()
+        .map(|(r, d)| (r, d.iter().filter(|(_, h)| **h).map(|(id, _)| id).collect()))
+        .collect();
     let rows = if rows.is_empty() { serde_json::Value::Null } else { json!(rows) };
-    let text = json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 1}).to_string();
+    let text = json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 1})
+        .to_string();
     let folder = root.join("device-plugins");
     let beside = folder.join(".4018335065");
     std::fs::write(&beside, text).unwrap();
@@ -302,7 +334,10 @@ struct Lister {
 
 #[tonic::async_trait]
 impl PodResourcesLister for Lister {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
         let state = self.state.lock();
         let mut pods: BTreeMap<String, PodResources> = BTreeMap::new();
         for row in state.rows.iter().filter(|r| !state.ended.contains(&r.pod)) {
@@ -317,7 +352,8 @@ impl PodResourcesLister for Lister {
                 device_ids: vec![id.clone()],
                 topology: Some(podresources::NumaTopology { nodes: vec![podresources::NumaNode { id: 0 }] }),
             });
-            pod.containers.push(ContainerResources { name: row.container.clone(), devices: devices.collect() });
+            pod.containers
+                .push(ContainerResources { name: row.container.clone(), devices: devices.collect() });
         }
         Ok(Response::new(ListPodResourcesResponse { pod_resources: pods.into_values().collect() }))
     }

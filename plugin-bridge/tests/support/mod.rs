@@ -1,6 +1,6 @@
 //! A kubelet and an NVIDIA plugin in this process, over real gRPC and unix sockets, that follow what was seen of the real ones.
 
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 pub mod kubelet;
 pub mod nvidia;
@@ -46,8 +46,7 @@ impl Machine {
         std::fs::create_dir_all(folder.path().join("pod-resources")).unwrap();
         let inventory = inventory(folder.path(), 8);
         let kubelet = kubelet::FakeKubelet::start(folder.path().to_path_buf()).await;
-        let mut machine =
-            Self { kubelet, pods: Arc::default(), agent: None, inventory, folder };
+        let mut machine = Self { kubelet, pods: Arc::default(), agent: None, inventory, folder };
         machine.write_pods();
         machine.start_agent();
         machine

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures::Stream;
 use gpu_migrate_plugin_bridge::kubelet::endpoint::dial;
 use gpu_migrate_plugin_bridge::nvidia::SOCKET;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{
+    DevicePlugin, DevicePluginServer,
+};
 use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_client::RegistrationClient;
 use gpu_migrate_plugin_bridge::proto::deviceplugin::*;
 use parking_lot::Mutex;
@@ -50,9 +52,10 @@ impl FakeNvidia {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
         tokio::spawn(
-            Server::builder()
-                .add_service(DevicePluginServer::new(service))
-                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.clone().cancelled_owned()),
+            Server::builder().add_service(DevicePluginServer::new(service)).serve_with_incoming_shutdown(
+                UnixListenerStream::new(listener),
+                stop.clone().cancelled_owned(),
+            ),
         );
         let desk = folder.join(SOCKET);
         super::until("the agent lets NVIDIA's plugin register", || desk.exists()).await;
@@ -83,10 +86,17 @@ struct Service {
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
-    type ListAndWatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+    type ListAndWatchStream =
+        std::pin::Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions { get_preferred_allocation_available: true, ..Default::default() }))
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions {
+            get_preferred_allocation_available: true,
+            ..Default::default()
+        }))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
@@ -143,14 +153,20 @@ impl DevicePlugin for Service {
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         if self.hang.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
-            if let Some(unknown) = ask.devices_ids.iter().find(|id| !(0..self.cards).any(|n| uuid(n) == **id)) {
-                return Err(Status::unknown(format!("invalid allocation request for nvidia.com/gpu: unknown device: {unknown}")));
+            if let Some(unknown) = ask.devices_ids.iter().find(|id| !(0..self.cards).any(|n| uuid(n) == **id))
+            {
+                return Err(Status::unknown(format!(
+                    "invalid allocation request for nvidia.com/gpu: unknown device: {unknown}"
+                )));
             }
             self.allocated.lock().push(ask.devices_ids.clone());
             let envs = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), ask.devices_ids.join(","))]);

@@ -29,13 +29,19 @@ enum Step {
 }
 
 fn shares() -> impl Strategy<Value = Vec<(ContainerKind, Demand)>> {
-    let size = prop_oneof![Just((25, 1)), Just((50, 2)), Just((60, 1)), Just((100, 4)), Just((100, 2)), Just((200, 8))];
+    let size = prop_oneof![
+        Just((25, 1)),
+        Just((50, 2)),
+        Just((60, 1)),
+        Just((100, 4)),
+        Just((100, 2)),
+        Just((200, 8))
+    ];
     let one = size.clone().prop_map(|(c, b)| vec![(ContainerKind::App, share(c, b))]);
     let small = prop_oneof![Just((10, 1)), Just((25, 1)), Just((50, 1))];
     let kind = prop_oneof![Just(ContainerKind::Init), Just(ContainerKind::Sidecar), Just(ContainerKind::App)];
-    let two = (kind, small.clone(), small).prop_map(|(kind, (c, b), (d, e))| {
-        vec![(kind, share(c, b)), (ContainerKind::App, share(d, e))]
-    });
+    let two = (kind, small.clone(), small)
+        .prop_map(|(kind, (c, b), (d, e))| vec![(kind, share(c, b)), (ContainerKind::App, share(d, e))]);
     prop_oneof![3 => one, 2 => two]
 }
 
@@ -118,16 +124,13 @@ fn runner(cases: u32) -> TestRunner {
 #[test]
 fn the_invariants_hold_in_every_life() {
     runner(sequences())
-        .run(&prop::collection::vec(step(), 1..60), |steps| {
-            live(&steps, false).map_err(TestCaseError::fail)
-        })
+        .run(&prop::collection::vec(step(), 1..60), |steps| live(&steps, false).map_err(TestCaseError::fail))
         .unwrap();
 }
 
 #[test]
 fn a_ledger_that_does_not_look_is_found_out() {
-    let outcome = runner(sequences().max(2_000)).run(&prop::collection::vec(step(), 1..60), |steps| {
-        live(&steps, true).map_err(TestCaseError::fail)
-    });
+    let outcome = runner(sequences().max(2_000))
+        .run(&prop::collection::vec(step(), 1..60), |steps| live(&steps, true).map_err(TestCaseError::fail));
     assert!(outcome.is_err(), "a broken ledger went unnoticed: these tests test nothing");
 }

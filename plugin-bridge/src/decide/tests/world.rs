@@ -238,10 +238,14 @@ impl World {
         let rows: Vec<_> = self
             .written
             .iter()
-            .map(|r| serde_json::json!({"PodUID": r.pod, "ContainerName": r.container, "ResourceName": r.resource,
-                "DeviceIDs": {"-1": r.ids}, "AllocResp": ""}))
+            .map(|r| {
+                serde_json::json!({"PodUID": r.pod, "ContainerName": r.container, "ResourceName": r.resource,
+                "DeviceIDs": {"-1": r.ids}, "AllocResp": ""})
+            })
             .collect();
-        serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 0}).to_string().into_bytes()
+        serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 0})
+            .to_string()
+            .into_bytes()
     }
 
     /// Something cuts the book on disk short.
@@ -275,7 +279,8 @@ impl World {
             self.hear(usize::MAX);
         }
         self.now += milliseconds;
-        let over: Vec<String> = self.lingering.iter().filter(|(_, at)| **at <= self.now).map(|(u, _)| u.clone()).collect();
+        let over: Vec<String> =
+            self.lingering.iter().filter(|(_, at)| **at <= self.now).map(|(u, _)| u.clone()).collect();
         for uid in over {
             self.lingering.remove(&uid);
             self.running.retain(|g| g.pod != uid);
@@ -410,7 +415,14 @@ impl World {
         self.set_phase(uid, PodPhase::Failed);
     }
 
-    fn allocate(&mut self, got: &mut Given, resource: &'static str, size: usize, fault: Fault, shuffle: usize) -> Outcome {
+    fn allocate(
+        &mut self,
+        got: &mut Given,
+        resource: &'static str,
+        size: usize,
+        fault: Fault,
+        shuffle: usize,
+    ) -> Outcome {
         self.now += 1;
         // What its book already has is not asked for again.
         let same = |r: &&Row| r.pod == got.pod && r.container == got.container && r.resource == resource;
@@ -418,10 +430,14 @@ impl World {
             got.take(&row.answer);
             return Outcome::Ok;
         }
-        let used: BTreeSet<&String> = self.rows.iter().filter(|r| r.resource == resource).flat_map(|r| &r.ids).collect();
+        let used: BTreeSet<&String> =
+            self.rows.iter().filter(|r| r.resource == resource).flat_map(|r| &r.ids).collect();
         let Some(seen) = self.seen.get(resource) else { return Outcome::Refused };
-        let free: BTreeSet<String> =
-            seen.iter().filter(|(id, healthy)| **healthy && !used.contains(id)).map(|(id, _)| id.clone()).collect();
+        let free: BTreeSet<String> = seen
+            .iter()
+            .filter(|(id, healthy)| **healthy && !used.contains(id))
+            .map(|(id, _)| id.clone())
+            .collect();
         let uid = got.pod.clone();
         let mine = |init: bool| -> BTreeSet<String> {
             let of_pod = self.rows.iter().filter(|r| r.pod == uid && r.resource == resource);
@@ -465,8 +481,15 @@ impl World {
         Outcome::Ok
     }
 
-    fn prefer(&self, resource: &str, offered: &BTreeSet<String>, must: &BTreeSet<String>, size: usize) -> Vec<String> {
-        let (offered, must): (Vec<_>, Vec<_>) = (offered.iter().cloned().collect(), must.iter().cloned().collect());
+    fn prefer(
+        &self,
+        resource: &str,
+        offered: &BTreeSet<String>,
+        must: &BTreeSet<String>,
+        size: usize,
+    ) -> Vec<String> {
+        let (offered, must): (Vec<_>, Vec<_>) =
+            (offered.iter().cloned().collect(), must.iter().cloned().collect());
         match self.books.resource(resource) {
             Resource::Shared(shared) => self.books.prefer_shared(shared, &offered, &must, size),
             Resource::Legacy(_) => self.books.offer_legacy(&offered, &must, size),
@@ -503,26 +526,39 @@ impl World {
     /// I1 and I2 of what is really on the cards; I3 of the books against it.
     pub(super) fn check(&self) -> Result<(), String> {
         for card in 0..CARDS {
-            let here: Vec<&Given> = self.running.iter().filter(|g| g.cards.contains_key(&card)).collect();
+            // Of a pod that is being ended by force, the init containers have ended long since.
+            let ended = |g: &Given| g.kind == ContainerKind::Init && self.lingering.contains_key(&g.pod);
+            let here: Vec<&Given> =
+                self.running.iter().filter(|g| g.cards.contains_key(&card) && !ended(g)).collect();
             let legacy: BTreeSet<&String> = here.iter().filter(|g| g.legacy).map(|g| &g.pod).collect();
             let shared: BTreeSet<&String> = here.iter().filter(|g| !g.legacy).map(|g| &g.pod).collect();
             if legacy.len() > 1 || (!legacy.is_empty() && !shared.is_empty()) {
                 return Err(format!("I1: card {card} is used by legacy {legacy:?} and shared {shared:?}"));
             }
-            let (cores, blocks) = shared.iter().map(|pod| footprint(&here, pod, card)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+            let (cores, blocks) = shared
+                .iter()
+                .map(|pod| footprint(&here, pod, card))
+                .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
             if cores > 100 || blocks > BLOCKS {
-                return Err(format!("I2: card {card} has {cores} cores and {blocks} blocks in use by {shared:?}"));
+                return Err(format!(
+                    "I2: card {card} has {cores} cores and {blocks} blocks in use by {shared:?}"
+                ));
             }
             let free = self.books.ledger().state(CardIndex::from(card)) == CardState::Free;
             let settled = here.iter().any(|g| !self.lingering.contains_key(&g.pod));
             if self.books.is_open() && free && settled {
-                return Err(format!("I3: card {card} is free in the books but used by {legacy:?} {shared:?}"));
+                return Err(format!(
+                    "I3: card {card} is free in the books but used by {legacy:?} {shared:?}"
+                ));
             }
         }
         // A container of a shared pod sees one set of cards for both of its resources.
         for given in self.running.iter().filter(|g| !g.legacy) {
             if given.cards.values().any(|(cores, blocks)| *cores == 0 && *blocks > 0) {
-                return Err(format!("{} has memory on a card where it has no cores: {:?}", given.pod, given.cards));
+                return Err(format!(
+                    "{} has memory on a card where it has no cores: {:?}",
+                    given.pod, given.cards
+                ));
             }
         }
         Ok(())
