@@ -6,7 +6,7 @@
 //! [`register`] (the webhook configuration). Around it: [`http`], [`source`] (policies from a file or a watch),
 //! [`registrar`] and [`run`].
 //!
-//! `gpu-migrate plan` uses [`plan`] and [`file`].
+//! `gpu-migrate plan` uses [`plan`] and [`mod@file`].
 
 pub mod args;
 pub mod compile;

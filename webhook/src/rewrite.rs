@@ -57,13 +57,13 @@ impl<'p, 'a> Edits<'p, 'a> {
                 let Some(amount) = map.get(name) else { continue };
                 held = true;
                 former.insert(name.clone(), amount.to_value());
-                self.operations.push(remove(&at(place, &["resources", field, name])));
+                self.operations.push(remove(at(place, &["resources", field, name])));
             }
             for (name, amount) in gained {
                 if held && amount > 0 {
                     former.insert(name.clone(), map.get(name).map_or(Value::Null, Amount::to_value));
                     self.operations
-                        .push(add(&at(place, &["resources", field, name]), amount.to_string().into()));
+                        .push(add(at(place, &["resources", field, name]), amount.to_string().into()));
                 }
             }
         }
@@ -97,9 +97,9 @@ impl<'p, 'a> Edits<'p, 'a> {
         let entry = json!({ "name": VISIBLE, "value": VOID });
         let removed = self.remove_entries(|index| at(place, &["env", index]), found.entries);
         let operation = if found.has_list {
-            add(&at(place, &["env", "-"]), entry.clone())
+            add(at(place, &["env", "-"]), entry.clone())
         } else {
-            add(&at(place, &["env"]), json!([entry]))
+            add(at(place, &["env"]), json!([entry]))
         };
         self.operations.push(operation);
         let env = ListEdit { created: !found.has_list, removed, added: vec![entry] };
@@ -178,6 +178,12 @@ impl<'p, 'a> Edits<'p, 'a> {
         if remove_keys.is_empty() && wanted.is_empty() {
             return;
         }
+        if self.pod.spec.tolerations.is_some_and(|raw| foreign(raw, remove_keys, wanted)) {
+            let added = wanted.iter().map(|entry| add(&["spec", "tolerations", "-"], entry.clone()));
+            self.operations.extend(added);
+            self.original.tolerations.added = wanted.to_vec();
+            return;
+        }
         // What is no list is no pod either: it is not overwritten, the API server will refuse it.
         let Ok(current) = list(self.pod.spec.tolerations) else { return };
         let keyed = |entry: &Value| {
@@ -192,7 +198,7 @@ impl<'p, 'a> Edits<'p, 'a> {
             .cloned()
             .collect();
         self.original.tolerations.removed =
-            self.remove_entries(|index| vec!["spec".into(), "tolerations".into(), index.into()], removed);
+            self.remove_entries(|index| pointer(["spec", "tolerations", index].into_iter()), removed);
         if current.is_none() && !added.is_empty() {
             self.original.tolerations.created = true;
             self.operations.push(add(&["spec", "tolerations"], added.clone().into()));
@@ -257,11 +263,11 @@ impl<'p, 'a> Edits<'p, 'a> {
     /// Removes list entries, the last first so that no index moves; hands them back ascending.
     fn remove_entries(
         &mut self,
-        path: impl Fn(&str) -> Vec<String>,
+        path: impl Fn(&str) -> PointerBuf,
         entries: Vec<(usize, Value)>,
     ) -> Vec<(usize, Value)> {
         for (index, _) in entries.iter().rev() {
-            self.operations.push(remove(&path(&index.to_string())));
+            self.operations.push(remove(path(&index.to_string())));
         }
         entries
     }
@@ -284,20 +290,62 @@ fn list(raw: Option<&RawValue>) -> Result<Option<Vec<Value>>, serde_json::Error>
     raw.map(|raw| serde_json::from_str(raw.get())).transpose()
 }
 
-fn at(place: Place, rest: &[&str]) -> Vec<String> {
+/// Whether a list of tolerations certainly has nothing to do with the edits, so that it need not be parsed: most pods
+/// only carry the two that the API server adds.
+fn foreign(raw: &RawValue, remove_keys: &[String], wanted: &[Value]) -> bool {
+    let text = raw.get();
+    let named = |key: &str| key.is_empty() || text.contains(key);
+    let mut keys = wanted.iter().map(|entry| entry.get("key").and_then(Value::as_str).unwrap_or_default());
+    text.starts_with('[')
+        && !text.contains('\\')
+        && !remove_keys.iter().any(|key| named(key))
+        && !keys.any(named)
+}
+
+/// A path into a container.
+fn at(place: Place, rest: &[&str]) -> PointerBuf {
     let index = place.index.to_string();
     let head = ["spec", place.list(), index.as_str()];
-    head.iter().chain(rest).map(|token| (*token).to_owned()).collect()
+    pointer(head.iter().chain(rest).copied())
 }
 
-fn pointer(tokens: &[impl AsRef<str>]) -> PointerBuf {
-    PointerBuf::from_tokens(tokens.iter().map(AsRef::as_ref))
+/// RFC 6901, in one allocation: paths are most of a patch.
+fn pointer<'t>(tokens: impl Iterator<Item = &'t str> + Clone) -> PointerBuf {
+    let mut text = String::with_capacity(96);
+    for token in tokens.clone() {
+        text.push('/');
+        for part in token.split_inclusive(['~', '/']) {
+            match part.as_bytes().last() {
+                Some(b'~') => text.extend([&part[..part.len() - 1], "~0"]),
+                Some(b'/') => text.extend([&part[..part.len() - 1], "~1"]),
+                _ => text.push_str(part),
+            }
+        }
+    }
+    PointerBuf::parse(text).unwrap_or_else(|_| PointerBuf::from_tokens(tokens))
 }
 
-fn add(tokens: &[impl AsRef<str>], value: Value) -> PatchOperation {
-    PatchOperation::Add(AddOperation { path: pointer(tokens), value })
+fn add(path: impl IntoPath, value: Value) -> PatchOperation {
+    PatchOperation::Add(AddOperation { path: path.into_path(), value })
 }
 
-fn remove(tokens: &[impl AsRef<str>]) -> PatchOperation {
-    PatchOperation::Remove(RemoveOperation { path: pointer(tokens) })
+fn remove(path: impl IntoPath) -> PatchOperation {
+    PatchOperation::Remove(RemoveOperation { path: path.into_path() })
+}
+
+/// A path, made already or as its tokens.
+trait IntoPath {
+    fn into_path(self) -> PointerBuf;
+}
+
+impl IntoPath for PointerBuf {
+    fn into_path(self) -> PointerBuf {
+        self
+    }
+}
+
+impl<const N: usize> IntoPath for &[&str; N] {
+    fn into_path(self) -> PointerBuf {
+        pointer(self.iter().copied())
+    }
 }
