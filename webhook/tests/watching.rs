@@ -20,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 const MIGRATIONS: &str = "/apis/gpu-migrate.io/v1alpha1/gpumigrations";
 const NAMESPACES: &str = "/api/v1/namespaces";
 
+type Answer = Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
+
 /// An API server that lists what it is given, streams what it is told, and keeps the statuses written to it.
 #[derive(Clone)]
 struct Api {
@@ -38,10 +40,7 @@ impl Api {
         kube::Client::new(service, "default")
     }
 
-    async fn answer(
-        &self,
-        request: Request<kube::client::Body>,
-    ) -> Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>> {
+    async fn answer(&self, request: Request<kube::client::Body>) -> Answer {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path().to_owned();
         if parts.method == Method::PATCH {
@@ -88,9 +87,7 @@ impl Api {
     }
 }
 
-fn respond(
-    chunks: stream::BoxStream<'static, Bytes>,
-) -> Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>> {
+fn respond(chunks: stream::BoxStream<'static, Bytes>) -> Answer {
     Response::new(StreamBody::new(chunks.map(|chunk| Ok(Frame::data(chunk))).boxed()))
 }
 
