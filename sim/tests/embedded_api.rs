@@ -158,7 +158,7 @@ async fn a_watch_from_long_ago_is_told_so_and_a_quiet_one_gets_a_bookmark() {
 async fn the_watcher_of_kube_runtime_follows_in_both_of_its_ways() {
     use kube::runtime::{WatchStreamExt, watcher};
     let (_running, client) = start().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     maps.create(&PostParams::default(), &map("a", "1")).await.unwrap();
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         let mut objects = watcher(maps.clone(), config).applied_objects().boxed();
@@ -353,7 +353,11 @@ async fn kubectl_works() {
         ),
         (&["describe", "pod", "solo"], "", "Image:      "),
         (&["api-resources", "--api-group=gpu-migrate.io"], "", "gpushadows"),
-        (&["create", "-f", "-"], "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n", "namespace/team created"),
+        (
+            &["create", "-f", "-"],
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n",
+            "namespace/team created",
+        ),
         (&["delete", "pod", "solo"], "", "pod \"solo\" deleted"),
         (&["delete", "deploy", "web"], "", "deployment.apps \"web\" deleted"),
     ];

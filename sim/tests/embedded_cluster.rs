@@ -41,7 +41,8 @@ async fn start(extender: Option<ExtenderConfig>) -> Cluster {
     let spec = NodeSpec { name: "n1".into(), labels: BTreeMap::new(), cpu: 8, memory_gib: 32 };
     let quick = Duration::from_millis(20);
     let pace = Pace { report: quick, start: quick, stop: quick, back_off: quick };
-    let kubelet = Kubelet::start(spec, pace, folder.path(), client.clone(), sender, stop.clone()).await.unwrap();
+    let kubelet =
+        Kubelet::start(spec, pace, folder.path(), client.clone(), sender, stop.clone()).await.unwrap();
     let plugin = NvidiaPlugin {
         folder: folder.path().join("device-plugins"),
         registrar: "kubelet.sock".into(),
@@ -101,7 +102,8 @@ impl Cluster {
     }
 
     fn rows(&self) -> Vec<(String, usize)> {
-        let text = std::fs::read(self.folder.path().join("device-plugins/kubelet_internal_checkpoint")).unwrap();
+        let text =
+            std::fs::read(self.folder.path().join("device-plugins/kubelet_internal_checkpoint")).unwrap();
         let book = Checkpoint::parse(&text).unwrap();
         book.entries.iter().map(|entry| (entry.pod_uid.to_string(), entry.ids.len())).collect()
     }
@@ -173,7 +175,9 @@ async fn a_full_node_keeps_a_pod_waiting_until_one_goes() {
     cluster.until_phase("b", "Running").await;
     let told = || async {
         let pod = serde_json::to_value(cluster.pods().get("c").await.unwrap()).unwrap();
-        pod["status"]["conditions"].to_string().contains("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+        pod["status"]["conditions"]
+            .to_string()
+            .contains("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
     };
     cluster.until("c to be told why it waits", told).await;
     cluster.pods().delete("a", &DeleteParams::default()).await.unwrap();
@@ -232,7 +236,8 @@ async fn an_extender_is_called_as_kube_scheduler_calls_it() {
                 return Json(json!({"Error": "not today"}));
             }
             let text = |key: &str| body[key].as_str().unwrap().to_owned();
-            let path = format!("/api/v1/namespaces/{}/pods/{}/binding", text("PodNamespace"), text("PodName"));
+            let path =
+                format!("/api/v1/namespaces/{}/pods/{}/binding", text("PodNamespace"), text("PodName"));
             let binding = json!({"metadata": {"name": text("PodName"), "uid": text("PodUID")}, "target": {"name": text("Node")}});
             raw::create(client.get().unwrap(), &path, &binding).await.unwrap();
             Json(json!({"Error": ""}))

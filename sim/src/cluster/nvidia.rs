@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use gpu_migrate_plugin_bridge::kubelet::directory::Stamp;
 use gpu_migrate_plugin_bridge::kubelet::endpoint::{bind, dial};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{
+    DevicePlugin, DevicePluginServer,
+};
 use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_client::RegistrationClient;
 use gpu_migrate_plugin_bridge::proto::deviceplugin::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse, Device,
-    DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, VERSION,
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+    Device, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+    VERSION,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -73,7 +76,11 @@ impl NvidiaPlugin {
             resource_name: RESOURCE.into(),
             options: Some(options()),
         };
-        RegistrationClient::new(channel).register(request).await.map(|_| ()).map_err(|status| status.to_string())
+        RegistrationClient::new(channel)
+            .register(request)
+            .await
+            .map(|_| ())
+            .map_err(|status| status.to_string())
     }
 }
 
@@ -90,7 +97,10 @@ struct Service {
 impl DevicePlugin for Service {
     type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(options()))
     }
 
@@ -112,25 +122,31 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let choose = |ask: gpu_migrate_plugin_bridge::proto::deviceplugin::ContainerPreferredAllocationRequest| {
-            let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-            let mut device_ids = ask.must_include_device_ids;
-            for id in ask.available_device_ids {
-                if device_ids.len() < size && !device_ids.contains(&id) {
-                    device_ids.push(id);
+        let choose =
+            |ask: gpu_migrate_plugin_bridge::proto::deviceplugin::ContainerPreferredAllocationRequest| {
+                let size = usize::try_from(ask.allocation_size).unwrap_or(0);
+                let mut device_ids = ask.must_include_device_ids;
+                for id in ask.available_device_ids {
+                    if device_ids.len() < size && !device_ids.contains(&id) {
+                        device_ids.push(id);
+                    }
                 }
-            }
-            ContainerPreferredAllocationResponse { device_ids }
-        };
+                ContainerPreferredAllocationResponse { device_ids }
+            };
         let container_responses = request.into_inner().container_requests.into_iter().map(choose).collect();
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
             if let Some(unknown) = ask.devices_ids.iter().find(|id| !self.cards.contains(id)) {
-                return Err(Status::unknown(format!("invalid allocation request for {RESOURCE:?}: unknown device: {unknown}")));
+                return Err(Status::unknown(format!(
+                    "invalid allocation request for {RESOURCE:?}: unknown device: {unknown}"
+                )));
             }
             let mut answer = ContainerAllocateResponse::default();
             answer.envs.insert("NVIDIA_VISIBLE_DEVICES".into(), ask.devices_ids.join(","));

@@ -40,7 +40,13 @@ pub async fn delete(client: &Client, path: &str) -> kube::Result<Value> {
     send(client, Method::DELETE, path, "application/json", None).await
 }
 
-async fn send(client: &Client, method: Method, path: &str, media: &str, body: Option<&Value>) -> kube::Result<Value> {
+async fn send(
+    client: &Client,
+    method: Method,
+    path: &str,
+    media: &str,
+    body: Option<&Value>,
+) -> kube::Result<Value> {
     let mut request = Request::builder().method(method).uri(path);
     if !media.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, media);

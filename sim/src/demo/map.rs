@@ -24,7 +24,13 @@ pub fn render(nodes: &[MapNode], cards: &Cards) -> String {
     let nobody = Vec::new();
     for node in nodes {
         let model = node.script.model.trim_start_matches("NVIDIA-").trim_start_matches("Tesla-");
-        let _ = writeln!(text, "{}  {} × {model}, {} GiB", node.script.name, node.cards.len(), node.script.memory_mib.div_ceil(1024));
+        let _ = writeln!(
+            text,
+            "{}  {} × {model}, {} GiB",
+            node.script.name,
+            node.cards.len(),
+            node.script.memory_mib.div_ceil(1024)
+        );
         for (index, uuid) in node.cards.iter().enumerate() {
             let uses = cards.get(uuid).unwrap_or(&nobody);
             let _ = writeln!(text, "  {index} {} {}", bar(uses), who(uses));
@@ -41,7 +47,8 @@ pub fn line(nodes: &[MapNode], cards: &Cards) -> String {
         Some([Use { share: None, .. }]) => 'L',
         Some(uses) if uses.iter().any(|one| one.share.is_none()) => '!',
         Some(uses) => {
-            let tenths = uses.iter().filter_map(|one| one.share).map(|(cores, _)| cores).sum::<usize>().div_ceil(10);
+            let tenths =
+                uses.iter().filter_map(|one| one.share).map(|(cores, _)| cores).sum::<usize>().div_ceil(10);
             match u32::try_from(tenths).ok().and_then(|n| char::from_digit(n, 10)) {
                 Some(digit) => digit,
                 None if tenths == 10 => 'S',
@@ -49,7 +56,8 @@ pub fn line(nodes: &[MapNode], cards: &Cards) -> String {
             }
         }
     };
-    let node = |node: &MapNode| format!("{} {}", node.script.name, node.cards.iter().map(sign).collect::<String>());
+    let node =
+        |node: &MapNode| format!("{} {}", node.script.name, node.cards.iter().map(sign).collect::<String>());
     nodes.iter().map(node).collect::<Vec<_>>().join("   ")
 }
 
@@ -82,7 +90,8 @@ fn who(uses: &[Use]) -> String {
             None => names.push((name, 1)),
         }
     }
-    let shown = names.iter().map(|(name, count)| if *count > 1 { format!("{name} ×{count}") } else { name.clone() });
+    let shown =
+        names.iter().map(|(name, count)| if *count > 1 { format!("{name} ×{count}") } else { name.clone() });
     let shown = shown.collect::<Vec<_>>().join(", ");
     match uses {
         [] => "free".into(),

@@ -82,14 +82,18 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     println!("{}", render_outcome(&outcome));
     if keep {
         let kubeconfig = teller.stage.kubeconfig.display();
-        println!("The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n  kubectl get pods,gpushadows -A");
+        println!(
+            "The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n  kubectl get pods,gpushadows -A"
+        );
         tokio::signal::ctrl_c().await?;
     }
     Ok(outcome)
 }
 
 fn map_nodes(stage: &Stage, script: &Script) -> Vec<MapNode> {
-    let node = |one: &NodeScript| stage.nodes.get(&one.name).map(|n| MapNode { script: n.script.clone(), cards: n.cards.clone() });
+    let node = |one: &NodeScript| {
+        stage.nodes.get(&one.name).map(|n| MapNode { script: n.script.clone(), cards: n.cards.clone() })
+    };
     script.nodes.iter().filter_map(node).collect()
 }
 
@@ -98,7 +102,11 @@ fn log_to(path: &std::path::Path) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("GPU_MIGRATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // Fails where there is one already; then logs go there.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::sync::Mutex::new(file)).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::sync::Mutex::new(file))
+        .try_init();
 }
 
 /// Whoever tells the story.
@@ -153,23 +161,38 @@ impl Teller {
         let began = Instant::now();
         loop {
             let pods = objects::pods(&self.stage.client, namespace).await?;
-            let there = if converted { pods.converted >= wanted } else { pods.ready == wanted && pods.unsettled == 0 };
+            let there = if converted {
+                pods.converted >= wanted
+            } else {
+                pods.ready == wanted && pods.unsettled == 0
+            };
             if there {
                 return Ok(());
             }
-            anyhow::ensure!(began.elapsed() < PATIENCE, "namespace {namespace}: {wanted} pods were waited for, there are {pods:?}");
+            anyhow::ensure!(
+                began.elapsed() < PATIENCE,
+                "namespace {namespace}: {wanted} pods were waited for, there are {pods:?}"
+            );
             self.beat().await?;
         }
     }
 
-    async fn until_phase(&mut self, name: &str, wanted: gpu_migrate_model::crd::MigrationPhase) -> anyhow::Result<()> {
+    async fn until_phase(
+        &mut self,
+        name: &str,
+        wanted: gpu_migrate_model::crd::MigrationPhase,
+    ) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
-            let status = objects::migration(&self.stage.client, name).await?.and_then(|migration| migration.status);
+            let status =
+                objects::migration(&self.stage.client, name).await?.and_then(|migration| migration.status);
             if status.as_ref().is_some_and(|status| status.phase == wanted) {
                 return Ok(());
             }
-            anyhow::ensure!(began.elapsed() < PATIENCE, "GPUMigration {name}: {wanted:?} was waited for, it is {status:?}");
+            anyhow::ensure!(
+                began.elapsed() < PATIENCE,
+                "GPUMigration {name}: {wanted:?} was waited for, it is {status:?}"
+            );
             self.beat().await?;
         }
     }

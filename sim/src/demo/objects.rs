@@ -13,7 +13,9 @@ fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, S
     let (version, kind) = (text("apiVersion")?, text("kind")?);
     let (group, version) = version.split_once('/').unwrap_or(("", version));
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    let name = object["metadata"]["name"].as_str().with_context(|| format!("metadata.name is missing in {object}"))?;
+    let name = object["metadata"]["name"]
+        .as_str()
+        .with_context(|| format!("metadata.name is missing in {object}"))?;
     let api = match object["metadata"]["namespace"].as_str() {
         None => Api::all_with(client.clone(), &resource),
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -55,7 +57,8 @@ pub(super) async fn pods(client: &Client, namespace: &str) -> anyhow::Result<Pod
         if ["Failed", "Succeeded"].contains(&status.phase.as_deref().unwrap_or_default()) {
             continue;
         }
-        let ready = status.conditions.unwrap_or_default().iter().any(|c| c.type_ == "Ready" && c.status == "True");
+        let ready =
+            status.conditions.unwrap_or_default().iter().any(|c| c.type_ == "Ready" && c.status == "True");
         if !ready || pod.metadata.deletion_timestamp.is_some() {
             pods.unsettled += 1;
             continue;

@@ -83,9 +83,9 @@ impl Observer {
     }
 
     fn of(memory: &BTreeMap<String, u64>) -> Self {
-        let blocks = memory.iter().map(|(uuid, mib)| {
-            (uuid.clone(), usize::try_from(mib / MIB_PER_BLOCK).unwrap_or(usize::MAX))
-        });
+        let blocks = memory
+            .iter()
+            .map(|(uuid, mib)| (uuid.clone(), usize::try_from(mib / MIB_PER_BLOCK).unwrap_or(usize::MAX)));
         Self { state: Arc::default(), blocks: Arc::new(blocks.collect()) }
     }
 
@@ -147,12 +147,17 @@ impl Observer {
         let Some(uses) = state.cards.get(card) else { return };
         let pods = || uses.iter().map(|one| one.pod.as_str()).collect::<Vec<_>>().join(", ");
         let mixed = uses.len() > 1 && uses.iter().any(|one| one.share.is_none());
-        let sum = uses.iter().filter_map(|one| one.share).fold((0, 0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
+        let sum = uses
+            .iter()
+            .filter_map(|one| one.share)
+            .fold((0, 0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
         let room = self.blocks.get(card).copied().unwrap_or(0);
         let over = sum.0 > 100 || sum.1 > room;
         let (exclusive, overcommitted) = (
             mixed.then(|| format!("I1: {card} is a legacy pod's and not its alone: {}", pods())),
-            over.then(|| format!("I2: {card} gives {} cores and {} of {room} blocks: {}", sum.0, sum.1, pods())),
+            over.then(|| {
+                format!("I2: {card} gives {} cores and {} of {room} blocks: {}", sum.0, sum.1, pods())
+            }),
         );
         if let Some(text) = exclusive {
             state.violations.exclusive += 1;
@@ -170,7 +175,8 @@ mod tests {
     use super::*;
 
     fn given(pod: &str, card: &str, devices: &[(&str, usize)]) -> Happening {
-        let devices = devices.iter().map(|(resource, count)| ((*resource).to_owned(), vec![String::new(); *count]));
+        let devices =
+            devices.iter().map(|(resource, count)| ((*resource).to_owned(), vec![String::new(); *count]));
         Happening::Started(Box::new(Given {
             pod: pod.into(),
             uid: pod.into(),
@@ -195,12 +201,28 @@ mod tests {
         let ended = |pod: &str| Happening::Ended(pod.into(), "c".into());
         for (what, happenings, expected) in [
             ("side by side", vec![given("p", "A", legacy), given("q", "B", legacy)], (0, 0, 0)),
-            ("shares that fit", vec![given("p", "A", &share(60, 5)), given("q", "A", &share(40, 5))], (0, 0, 0)),
-            ("one after the other", vec![given("p", "A", legacy), ended("p"), given("q", "A", &share(1, 1))], (0, 0, 0)),
+            (
+                "shares that fit",
+                vec![given("p", "A", &share(60, 5)), given("q", "A", &share(40, 5))],
+                (0, 0, 0),
+            ),
+            (
+                "one after the other",
+                vec![given("p", "A", legacy), ended("p"), given("q", "A", &share(1, 1))],
+                (0, 0, 0),
+            ),
             ("both kinds", vec![given("p", "A", legacy), given("q", "A", &share(1, 1))], (1, 0, 0)),
             ("two legacy", vec![given("p", "A", legacy), given("q", "A", legacy)], (1, 0, 0)),
-            ("too many cores", vec![given("p", "A", &share(60, 1)), given("q", "A", &share(41, 1))], (0, 1, 0)),
-            ("too much memory", vec![given("p", "A", &share(1, 6)), given("q", "A", &share(1, 5))], (0, 1, 0)),
+            (
+                "too many cores",
+                vec![given("p", "A", &share(60, 1)), given("q", "A", &share(41, 1))],
+                (0, 1, 0),
+            ),
+            (
+                "too much memory",
+                vec![given("p", "A", &share(1, 6)), given("q", "A", &share(1, 5))],
+                (0, 1, 0),
+            ),
             ("over two cards", vec![given("p", "A,B", &share(200, 20))], (0, 0, 0)),
             ("no card", vec![given("p", "void", legacy)], (0, 0, 1)),
             ("no card wanted", vec![given("p", "", &[])], (0, 0, 0)),

@@ -23,7 +23,15 @@ pub(super) struct Screen {
 impl Screen {
     pub(super) fn new(nodes: Vec<MapNode>, observer: Observer) -> Self {
         let terminal = std::io::stdout().is_terminal();
-        Self { terminal, began: Instant::now(), drawn: 0, last: None, last_line: String::new(), nodes, observer }
+        Self {
+            terminal,
+            began: Instant::now(),
+            drawn: 0,
+            last: None,
+            last_line: String::new(),
+            nodes,
+            observer,
+        }
     }
 
     /// Says something, above the map.

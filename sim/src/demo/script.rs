@@ -143,7 +143,10 @@ mod tests {
     fn mistakes_in_a_script_are_named() {
         for (text, says) in [
             ("nodes: []\nsteps: []", "at least one"),
-            ("nodes: [{name: a, cards: 1, model: x, memoryMiB: 1}]\nsteps: [{crashAgent: {node: b}}]", "\"b\""),
+            (
+                "nodes: [{name: a, cards: 1, model: x, memoryMiB: 1}]\nsteps: [{crashAgent: {node: b}}]",
+                "\"b\"",
+            ),
             ("nodes: [{name: a, cards: 1, model: x, memoryMiB: 1}]\nsteps: [{dance: 1}]", "dance"),
         ] {
             let error = Script::parse(text).unwrap_err().to_string();

@@ -60,7 +60,12 @@ pub(super) struct StageNode {
 
 impl Stage {
     /// Builds it all below `folder`, and returns when it is ready for the first pod.
-    pub(super) async fn build(folder: &Path, port: u16, nodes: &[NodeScript], fault: Option<Fault>) -> anyhow::Result<Self> {
+    pub(super) async fn build(
+        folder: &Path,
+        port: u16,
+        nodes: &[NodeScript],
+        fault: Option<Fault>,
+    ) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
         let api = ApiServer::default().serve(port, stop.clone()).await?;
         let client = api.client()?;
@@ -79,7 +84,8 @@ impl Stage {
         for (number, script) in nodes.iter().enumerate() {
             let cards: Vec<String> = (0..script.cards).map(|card| uuid(number, card)).collect();
             memory.extend(cards.iter().map(|uuid| (uuid.clone(), script.memory_mib)));
-            let node = start_node(folder, script, cards, &kubeconfig, &client, sender.clone(), fault, &stop).await?;
+            let node =
+                start_node(folder, script, cards, &kubeconfig, &client, sender.clone(), fault, &stop).await?;
             stage_nodes.insert(script.name.clone(), node);
         }
         let observer = Observer::start(&memory, happenings);
@@ -119,12 +125,19 @@ impl Stage {
             let nodes = crate::cluster::raw::list(&self.client, "/api/v1/nodes").await?;
             let offered = |node: &serde_json::Value| {
                 let dialect = names::Dialect::default();
-                let has = |resource: &str| node["status"]["allocatable"][resource].as_str().is_some_and(|n| n != "0");
+                let has = |resource: &str| {
+                    node["status"]["allocatable"][resource].as_str().is_some_and(|n| n != "0")
+                };
                 has(&dialect.legacy) && has(&dialect.cores) && has(&dialect.memory)
             };
-            let shadows = crate::cluster::raw::list(&self.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows").await?;
+            let shadows =
+                crate::cluster::raw::list(&self.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows").await?;
             let told = shadows.iter().filter(|shadow| shadow["status"]["cards"].is_array()).count();
-            if hooked && nodes.len() == self.nodes.len() && nodes.iter().all(offered) && told == self.nodes.len() {
+            if hooked
+                && nodes.len() == self.nodes.len()
+                && nodes.iter().all(offered)
+                && told == self.nodes.len()
+            {
                 return Ok(());
             }
             anyhow::ensure!(
@@ -163,7 +176,8 @@ impl StageNode {
 
     /// Kills the agent, puts the kept copy in the place of the kubelet's book, and starts the agent.
     pub(super) async fn stale_checkpoint(&mut self, away: Duration) -> anyhow::Result<()> {
-        let old = self.kept_book.clone().context("staleCheckpoint: no copyCheckpoint of this node came before")?;
+        let old =
+            self.kept_book.clone().context("staleCheckpoint: no copyCheckpoint of this node came before")?;
         self.agent = None;
         tokio::time::sleep(away).await;
         std::fs::write(self.book(), old)?;
@@ -204,8 +218,20 @@ fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
     std::fs::create_dir_all(&tls)?;
     let tls = tls.display().to_string();
     let arguments = [
-        "webhook", "--kubeconfig", &kubeconfig, "--bind", &bind, "--metrics-bind", "", "--namespace", OWN, "--tls-dir", &tls,
-        "--register", "--service-url", &url,
+        "webhook",
+        "--kubeconfig",
+        &kubeconfig,
+        "--bind",
+        &bind,
+        "--metrics-bind",
+        "",
+        "--namespace",
+        OWN,
+        "--tls-dir",
+        &tls,
+        "--register",
+        "--service-url",
+        &url,
     ];
     let arguments = gpu_migrate_webhook::args::Args::try_parse_from(arguments)?;
     Ok(Process::start("webhook", gpu_migrate_webhook::run::run(arguments))?)
@@ -213,14 +239,25 @@ fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
 
 fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
     let kubeconfig = kubeconfig.display().to_string();
-    let arguments = ["operator", "--kubeconfig", &kubeconfig, "--metrics-bind", "", "--namespace", OWN, "--identity", "demo"];
+    let arguments = [
+        "operator",
+        "--kubeconfig",
+        &kubeconfig,
+        "--metrics-bind",
+        "",
+        "--namespace",
+        OWN,
+        "--identity",
+        "demo",
+    ];
     let arguments = gpu_migrate_operator::args::Args::try_parse_from(arguments)?;
     Ok(Process::start("operator", gpu_migrate_operator::run::run(arguments))?)
 }
 
 fn start_agent(node: &str, arguments: &[String]) -> anyhow::Result<Process> {
     let arguments = gpu_migrate_plugin_bridge::args::Args::try_parse_from(arguments)?;
-    let main = async move { Ok(gpu_migrate_plugin_bridge::agent::run(arguments, CancellationToken::new()).await?) };
+    let main =
+        async move { Ok(gpu_migrate_plugin_bridge::agent::run(arguments, CancellationToken::new()).await?) };
     Ok(Process::start(&format!("agent {node}"), main)?)
 }
 
@@ -245,27 +282,39 @@ async fn start_node(
         cpu: 64,
         memory_gib: 512,
     };
-    let kubelet = Kubelet::start(spec, Pace::default(), &root, client.clone(), observer, stop.clone()).await?;
+    let kubelet =
+        Kubelet::start(spec, Pace::default(), &root, client.clone(), observer, stop.clone()).await?;
     let text = |path: &Path| path.display().to_string();
     let arguments = [
-        "bridge", "--node-name", &script.name, "--kubelet-dir", &text(&root), "--inventory", &text(&inventory), "--kubeconfig",
-        &text(kubeconfig), "--metrics-bind", "",
+        "bridge",
+        "--node-name",
+        &script.name,
+        "--kubelet-dir",
+        &text(&root),
+        "--inventory",
+        &text(&inventory),
+        "--kubeconfig",
+        &text(kubeconfig),
+        "--metrics-bind",
+        "",
     ];
     let arguments: Vec<String> = arguments.map(str::to_owned).into();
     let registrar = match fault {
         Some(Fault::BlindAgent) => "kubelet.sock",
         None => SOCKET,
     };
-    let plugin = NvidiaPlugin { folder: root.join("device-plugins"), registrar: registrar.into(), cards: cards.clone() };
+    let plugin = NvidiaPlugin {
+        folder: root.join("device-plugins"),
+        registrar: registrar.into(),
+        cards: cards.clone(),
+    };
     tokio::spawn(plugin.run(stop.clone()));
     let agent = Some(start_agent(&script.name, &arguments)?);
     Ok(StageNode { script: script.clone(), cards, kubelet, agent, arguments, kept_book: None })
 }
 
 fn inventory_of(script: &NodeScript, cards: &[String]) -> serde_json::Value {
-    let card = |(minor, uuid): (usize, &String)| {
-        json!({"uuid": uuid, "minor": minor, "memoryMiB": script.memory_mib, "model": script.model, "numa": minor * 2 / cards.len()})
-    };
+    let card = |(minor, uuid): (usize, &String)| json!({"uuid": uuid, "minor": minor, "memoryMiB": script.memory_mib, "model": script.model, "numa": minor * 2 / cards.len()});
     // JSON is YAML.
     json!({"cards": cards.iter().enumerate().map(card).collect::<Vec<_>>(), "driverVersion": "simulated", "cudaVersion": "simulated"})
 }

@@ -45,7 +45,9 @@ pub struct Creation<'a> {
 /// 501 naming the field.
 pub fn check_configuration(configuration: &Value) -> Result<(), Refusal> {
     for (position, webhook) in items(configuration, "webhooks").enumerate() {
-        let refuse = |field: &str, what: &str| Err(Refusal::not_served(format!("webhooks[{position}].{field}: {what}")));
+        let refuse = |field: &str, what: &str| {
+            Err(Refusal::not_served(format!("webhooks[{position}].{field}: {what}")))
+        };
         if webhook["clientConfig"]["url"].as_str().is_none() {
             return refuse("clientConfig.service", "there is no Service network; register a url");
         }
@@ -84,7 +86,8 @@ pub async fn mutate(
     for round in 0..2 {
         for (webhook, called_with) in webhooks.iter().zip(&mut called_with) {
             let again = called_with.is_some();
-            let wanted = !again || (webhook["reinvocationPolicy"] == "IfNeeded" && called_with.as_ref() != Some(&*object));
+            let wanted = !again
+                || (webhook["reinvocationPolicy"] == "IfNeeded" && called_with.as_ref() != Some(&*object));
             if (round == 1 && !again) || !wanted || !selects(webhook, creation, object) {
                 continue;
             }
@@ -110,7 +113,11 @@ async fn one(
     let ignore = webhook["failurePolicy"] == "Ignore";
     let failed = |problem: String| {
         if ignore {
-            tracing::warn!(webhook = called, problem, "the webhook failed; failurePolicy Ignore lets the object pass as it is");
+            tracing::warn!(
+                webhook = called,
+                problem,
+                "the webhook failed; failurePolicy Ignore lets the object pass as it is"
+            );
             return Ok(());
         }
         Err(Refusal::internal(format!("failed calling webhook {called:?}: {problem}")))
@@ -150,7 +157,8 @@ fn patched(response: &Value, object: &Value) -> Result<Option<Value>, String> {
         return Err(format!("patchType: {}: expected JSONPatch", response["patchType"]));
     }
     let bytes = STANDARD.decode(patch).map_err(|error| format!("patch: {error}"))?;
-    let patch: json_patch::Patch = serde_json::from_slice(&bytes).map_err(|error| format!("patch: {error}"))?;
+    let patch: json_patch::Patch =
+        serde_json::from_slice(&bytes).map_err(|error| format!("patch: {error}"))?;
     let mut after = object.clone();
     json_patch::patch(&mut after, &patch).map_err(|error| format!("patch: {error}"))?;
     Ok(Some(after))
@@ -171,7 +179,8 @@ fn selects(webhook: &Value, creation: Creation<'_>, object: &Value) -> bool {
             && named(rule, "operations", "CREATE")
             && scope(rule)
     });
-    let of_namespace = creation.namespace.is_none_or(|labels| matches_labels(&webhook["namespaceSelector"], labels));
+    let of_namespace =
+        creation.namespace.is_none_or(|labels| matches_labels(&webhook["namespaceSelector"], labels));
     // The webhooks' own configurations are never shown to webhooks: else nobody could take a broken one away.
     let own = kind.group == "admissionregistration.k8s.io";
     ruled && !own && of_namespace && matches_labels(&webhook["objectSelector"], labels(object))
@@ -200,11 +209,13 @@ async fn call(webhook: &Value, creation: Creation<'_>, request: &Value) -> Resul
     let seconds = webhook["timeoutSeconds"].as_u64().unwrap_or(10).clamp(1, 30);
     let url = webhook["clientConfig"]["url"].as_str().unwrap_or_default();
     let uri: Uri = format!("{url}?timeout={seconds}s").parse().map_err(|error| format!("{url}: {error}"))?;
-    let review = json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).to_string();
+    let review = json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request})
+        .to_string();
     let bundle = webhook["clientConfig"]["caBundle"].as_str().unwrap_or_default();
     let exchange = post(&uri, bundle, review);
     match tokio::time::timeout(Duration::from_secs(seconds), exchange).await {
-        Ok(answer) => serde_json::from_slice(&answer?).map_err(|error| format!("the answer is no AdmissionReview: {error}")),
+        Ok(answer) => serde_json::from_slice(&answer?)
+            .map_err(|error| format!("the answer is no AdmissionReview: {error}")),
         Err(_) => Err(format!("Post {uri}: context deadline exceeded")),
     }
 }
@@ -218,7 +229,8 @@ async fn post(uri: &Uri, bundle: &str, body: String) -> Result<Bytes, String> {
     let at = |error: &dyn std::fmt::Display| format!("Post {uri}: {error}");
     let tcp = TcpStream::connect((host, uri.port_u16().unwrap_or(443))).await.map_err(|e| at(&e))?;
     let server = ServerName::try_from(host.to_owned()).map_err(|e| at(&e))?;
-    let tls = TlsConnector::from(Arc::new(trusting(bundle)?)).connect(server, tcp).await.map_err(|e| at(&e))?;
+    let tls =
+        TlsConnector::from(Arc::new(trusting(bundle)?)).connect(server, tcp).await.map_err(|e| at(&e))?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(tls)).await.map_err(|e| at(&e))?;
     tokio::spawn(connection);
@@ -231,7 +243,8 @@ async fn post(uri: &Uri, bundle: &str, body: String) -> Result<Bytes, String> {
         .map_err(|e| at(&e))?;
     let response = sender.send_request(request).await.map_err(|e| at(&e))?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await.map_err(|e| at(&e))?.to_bytes();
+    let body =
+        Limited::new(response.into_body(), LARGEST_ANSWER).collect().await.map_err(|e| at(&e))?.to_bytes();
     if status.is_success() { Ok(body) } else { Err(format!("Post {uri}: the server answered {status}")) }
 }
 

@@ -57,7 +57,9 @@ impl Entry {
     }
 
     fn is(&self, writer: &Writer<'_>, operation: &str) -> bool {
-        self.manager == writer.manager && self.operation == operation && self.subresource == writer.subresource
+        self.manager == writer.manager
+            && self.operation == operation
+            && self.subresource == writer.subresource
     }
 
     fn write(&self) -> Value {
@@ -89,7 +91,12 @@ fn write_entries(object: &mut Value, entries: &[Entry]) {
 ///
 /// # Errors
 /// 409 naming each field that another manager owns and has otherwise, unless forced.
-pub fn apply(live: Option<&Value>, applied: &Value, writer: &Writer<'_>, force: bool) -> Result<Value, Refusal> {
+pub fn apply(
+    live: Option<&Value>,
+    applied: &Value,
+    writer: &Writer<'_>,
+    force: bool,
+) -> Result<Value, Refusal> {
     let wanted = Fields::of_configuration(applied);
     let mut entries = entries(live);
     let empty = Value::Object(Map::new());
@@ -128,7 +135,8 @@ pub fn apply(live: Option<&Value>, applied: &Value, writer: &Writer<'_>, force: 
 
 fn conflict(conflicts: &[(String, Vec<String>)]) -> Refusal {
     let count: usize = conflicts.iter().map(|(_, fields)| fields.len()).sum();
-    let each = conflicts.iter().map(|(owner, fields)| format!("conflicts with \"{owner}\": {}", fields.join(", ")));
+    let each =
+        conflicts.iter().map(|(owner, fields)| format!("conflicts with \"{owner}\": {}", fields.join(", ")));
     let causes = conflicts.iter().flat_map(|(owner, fields)| {
         fields.iter().map(move |field| {
             json!({"reason": "FieldManagerConflict", "message": format!("conflict with \"{owner}\""), "field": field})
@@ -180,18 +188,20 @@ fn merge(field: &str, live: &mut Value, applied: &Value) {
             let new = applied.iter().filter(|value| !live.contains(value)).cloned().collect::<Vec<_>>();
             live.extend(new);
         }
-        (Value::Array(live), Value::Array(applied)) => match applied.first().and_then(|s| list_keys(field, s)) {
-            None => live.clone_from(applied),
-            Some(keys) => {
-                for element in applied {
-                    let key = element_key(keys.apply, element);
-                    match live.iter_mut().find(|other| element_key(keys.apply, other) == key) {
-                        Some(found) => merge("", found, element),
-                        None => live.push(element.clone()),
+        (Value::Array(live), Value::Array(applied)) => {
+            match applied.first().and_then(|s| list_keys(field, s)) {
+                None => live.clone_from(applied),
+                Some(keys) => {
+                    for element in applied {
+                        let key = element_key(keys.apply, element);
+                        match live.iter_mut().find(|other| element_key(keys.apply, other) == key) {
+                            Some(found) => merge("", found, element),
+                            None => live.push(element.clone()),
+                        }
                     }
                 }
             }
-        },
+        }
         (live, applied) => *live = applied.clone(),
     }
 }
@@ -255,14 +265,19 @@ mod tests {
         let mut after = live.clone();
         after["data"]["x"] = json!("9");
         record_update(Some(&live), &mut after, &writer("kubectl"));
-        let refused = apply(Some(&after), &json!({"data": {"x": "1", "y": "1"}}), &writer("one"), false).unwrap_err();
-        assert_eq!(refused.message, "Apply failed with 1 conflict: conflicts with \"kubectl (Update)\": .data.x");
+        let refused =
+            apply(Some(&after), &json!({"data": {"x": "1", "y": "1"}}), &writer("one"), false).unwrap_err();
+        assert_eq!(
+            refused.message,
+            "Apply failed with 1 conflict: conflicts with \"kubectl (Update)\": .data.x"
+        );
         assert!(apply(Some(&after), &json!({"data": {"y": "2"}}), &writer("one"), false).is_ok());
     }
 
     #[test]
     fn elements_of_keyed_lists_are_owned_one_by_one() {
-        let container = |name: &str, image: &str| json!({"spec": {"containers": [{"name": name, "image": image}]}});
+        let container =
+            |name: &str, image: &str| json!({"spec": {"containers": [{"name": name, "image": image}]}});
         let live = apply(None, &container("a", "1"), &writer("one"), false).unwrap();
         let live = apply(Some(&live), &container("b", "1"), &writer("two"), false).unwrap();
         assert_eq!(live["spec"]["containers"].as_array().unwrap().len(), 2);

@@ -61,10 +61,19 @@ mod tests {
         let gpu = json!({"limits": {"nvidia.com/gpu": "1"}});
         for (pod, expected) in [
             (json!({"metadata": {}, "spec": {"containers": [{"name": "c", "resources": gpu}]}}), true),
-            (json!({"metadata": {}, "spec": {"containers": [{"name": "c"}], "initContainers": [{"resources": gpu}]}}), true),
-            (json!({"metadata": {}, "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}}), false),
-            (json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}},
-                    "spec": {"containers": [{"name": "c", "resources": gpu}]}}), false),
+            (
+                json!({"metadata": {}, "spec": {"containers": [{"name": "c"}], "initContainers": [{"resources": gpu}]}}),
+                true,
+            ),
+            (
+                json!({"metadata": {}, "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}}),
+                false,
+            ),
+            (
+                json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}},
+                    "spec": {"containers": [{"name": "c", "resources": gpu}]}}),
+                false,
+            ),
         ] {
             let webhook = json!({"matchConditions": [
                 {"name": "asks", "expression": ASKS}, {"name": "mirror", "expression": NOT_MIRROR},

@@ -23,7 +23,8 @@ pub fn fill(kind: &Kind, object: &mut Value) {
         ("", "namespaces") => {
             let own_name = name(object).to_owned();
             default(&mut object["metadata"], "labels", json!({}));
-            map(&mut object["metadata"]["labels"]).insert("kubernetes.io/metadata.name".into(), own_name.into());
+            map(&mut object["metadata"]["labels"])
+                .insert("kubernetes.io/metadata.name".into(), own_name.into());
             object["status"] = json!({"phase": "Active"});
         }
         ("apps", "deployments") => deployment(object),
@@ -49,7 +50,9 @@ fn pod(pod: &mut Value) {
         for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
             if !tolerations.iter().any(|t| t["key"] == key) {
                 let (operator, effect) = ("Exists", "NoExecute");
-                tolerations.push(json!({"key": key, "operator": operator, "effect": effect, "tolerationSeconds": 300}));
+                tolerations.push(
+                    json!({"key": key, "operator": operator, "effect": effect, "tolerationSeconds": 300}),
+                );
             }
         }
     }
@@ -199,15 +202,26 @@ fn check_resources(resources: &Value) -> Result<(), (String, String)> {
     for (list, quantities) in [("limits", &limits), ("requests", &requests)] {
         for (resource, quantity) in quantities.iter().filter(|(resource, _)| is_extended(resource)) {
             if whole(quantity).is_none() {
-                return Err((list.into(), format!("Invalid value: {quantity}: {resource} must be a non-negative integer")));
+                return Err((
+                    list.into(),
+                    format!("Invalid value: {quantity}: {resource} must be a non-negative integer"),
+                ));
             }
         }
     }
     for (resource, request) in requests.iter().filter(|(resource, _)| is_extended(resource)) {
         match limits.get(resource) {
-            None => return Err(("limits".into(), "Required value: Limit must be set for non overcommitable resources".into())),
+            None => {
+                return Err((
+                    "limits".into(),
+                    "Required value: Limit must be set for non overcommitable resources".into(),
+                ));
+            }
             Some(limit) if whole(limit) != whole(request) => {
-                return Err(("requests".into(), format!("Invalid value: {request}: must be equal to {resource} limit of {limit}")));
+                return Err((
+                    "requests".into(),
+                    format!("Invalid value: {request}: must be equal to {resource} limit of {limit}"),
+                ));
             }
             Some(_) => {}
         }
@@ -263,6 +277,8 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(pod(json!({"requests": {"cpu": "100m"}})).is_ok());
-        assert!(made(json!({"containers": [{"name": "c"}, {"name": "c"}]})).unwrap_err().contains("Duplicate"));
+        assert!(
+            made(json!({"containers": [{"name": "c"}, {"name": "c"}]})).unwrap_err().contains("Duplicate")
+        );
     }
 }

@@ -49,10 +49,13 @@ fn groups(kinds: &Kinds) -> Vec<Value> {
 }
 
 fn resources(kinds: &Kinds, group: &str, version: &str) -> Option<Value> {
-    let of_version: Vec<_> = kinds.all().into_iter().filter(|k| k.group == group && k.version == version).collect();
+    let of_version: Vec<_> =
+        kinds.all().into_iter().filter(|k| k.group == group && k.version == version).collect();
     let first = of_version.first()?;
     let resources: Vec<Value> = of_version.iter().flat_map(|kind| rows(kind)).collect();
-    Some(json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": first.api_version(), "resources": resources}))
+    Some(
+        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": first.api_version(), "resources": resources}),
+    )
 }
 
 fn rows(kind: &Kind) -> Vec<Value> {
@@ -97,11 +100,15 @@ fn openapi(kinds: &Kinds, group: &str, version: &str) -> Option<Value> {
         let parameters: Vec<Value> = ["dryRun", "fieldManager", "fieldValidation"]
             .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string"}}))
             .into();
-        paths.insert(path, json!({"patch": {
-            "operationId": format!("patch{}", kind.kind), "parameters": parameters, "responses": {},
-            "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": of,
-        }}));
+        paths.insert(
+            path,
+            json!({"patch": {
+                "operationId": format!("patch{}", kind.kind), "parameters": parameters, "responses": {},
+                "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": of,
+            }}),
+        );
     }
     let info = json!({"title": "gpu-migrate embedded API server", "version": "v1"});
-    (!paths.is_empty()).then(|| json!({"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}))
+    (!paths.is_empty())
+        .then(|| json!({"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}))
 }

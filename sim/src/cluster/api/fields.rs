@@ -39,7 +39,9 @@ impl Fields {
                 let below = map.iter().map(|(key, value)| (format!("f:{key}"), Self::of_value(key, value)));
                 set.below = below.collect();
             }
-            Value::Array(list) => set.below = elements(field, list).map(|(key, v)| (key, Self::of_value("", v))).collect(),
+            Value::Array(list) => {
+                set.below = elements(field, list).map(|(key, v)| (key, Self::of_value("", v))).collect()
+            }
             _ => {}
         }
         set
@@ -54,7 +56,8 @@ impl Fields {
     /// What is in both.
     #[must_use]
     pub fn both(&self, other: &Self) -> Self {
-        let below = self.below.iter().filter_map(|(key, one)| Some((key.clone(), one.both(other.below.get(key)?))));
+        let below =
+            self.below.iter().filter_map(|(key, one)| Some((key.clone(), one.both(other.below.get(key)?))));
         self.reduced(self.here && other.here, below.collect())
     }
 
@@ -251,8 +254,17 @@ pub fn strip(object: &mut Value) {
         map.remove("kind");
         if let Some(Value::Object(metadata)) = map.get_mut("metadata") {
             for key in [
-                "name", "namespace", "generateName", "uid", "resourceVersion", "generation", "creationTimestamp",
-                "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink",
+                "name",
+                "namespace",
+                "generateName",
+                "uid",
+                "resourceVersion",
+                "generation",
+                "creationTimestamp",
+                "deletionTimestamp",
+                "deletionGracePeriodSeconds",
+                "managedFields",
+                "selfLink",
             ] {
                 metadata.remove(key);
             }

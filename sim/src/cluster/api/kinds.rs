@@ -90,8 +90,24 @@ const BUILT_IN: &[Row] = &[
     ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", true, "status"),
     ("events.k8s.io", "v1", "Event", "events", "ev", true, ""),
     ("coordination.k8s.io", "v1", "Lease", "leases", "", true, ""),
-    ("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", "", false, ""),
-    ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", "crd crds", false, "status"),
+    (
+        "admissionregistration.k8s.io",
+        "v1",
+        "MutatingWebhookConfiguration",
+        "mutatingwebhookconfigurations",
+        "",
+        false,
+        "",
+    ),
+    (
+        "apiextensions.k8s.io",
+        "v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        "crd crds",
+        false,
+        "status",
+    ),
 ];
 
 /// What a real API server has and this one refuses by name, rather than with a bare 404.
@@ -188,10 +204,16 @@ fn custom(definition: &Value) -> impl Iterator<Item = Kind> {
         version: text(&version["name"]),
         kind: text(&names["kind"]),
         plural: text(&names["plural"]),
-        singular: names["singular"].as_str().map_or_else(|| text(&names["kind"]).to_lowercase(), str::to_owned),
+        singular: names["singular"]
+            .as_str()
+            .map_or_else(|| text(&names["kind"]).to_lowercase(), str::to_owned),
         short: items(names, "shortNames").map(text).collect(),
         namespaced: spec["scope"] == "Namespaced",
-        subresources: version["subresources"]["status"].is_object().then(|| "status".to_owned()).into_iter().collect(),
+        subresources: version["subresources"]["status"]
+            .is_object()
+            .then(|| "status".to_owned())
+            .into_iter()
+            .collect(),
         custom: Some(Arc::new(Custom {
             columns: version["additionalPrinterColumns"].clone(),
             schema: version["schema"]["openAPIV3Schema"].clone(),

@@ -21,8 +21,17 @@ const fn by(patch: &'static str, apply: &'static [&'static str]) -> ListKeys {
 #[must_use]
 pub fn list_keys(field: &str, sample: &Value) -> Option<ListKeys> {
     let keys = match field {
-        "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes" | "imagePullSecrets"
-        | "schedulingGates" | "webhooks" | "matchConditions" | "secrets" | "resourceClaims" => by("name", &["name"]),
+        "containers"
+        | "initContainers"
+        | "ephemeralContainers"
+        | "env"
+        | "volumes"
+        | "imagePullSecrets"
+        | "schedulingGates"
+        | "webhooks"
+        | "matchConditions"
+        | "secrets"
+        | "resourceClaims" => by("name", &["name"]),
         "volumeMounts" => by("mountPath", &["mountPath"]),
         "volumeDevices" => by("devicePath", &["devicePath"]),
         "conditions" => by("type", &["type"]),
@@ -31,7 +40,9 @@ pub fn list_keys(field: &str, sample: &Value) -> Option<ListKeys> {
         "podIPs" => by("ip", &["ip"]),
         "addresses" => by("type", &["type"]),
         "topologySpreadConstraints" => by("topologyKey", &["topologyKey", "whenUnsatisfiable"]),
-        "ports" if sample.get("containerPort").is_some() => by("containerPort", &["containerPort", "protocol"]),
+        "ports" if sample.get("containerPort").is_some() => {
+            by("containerPort", &["containerPort", "protocol"])
+        }
         "ports" if sample.get("port").is_some() => by("port", &["port", "protocol"]),
         _ => return None,
     };

@@ -73,7 +73,8 @@ impl ApiServer {
         let Some(kind) = self.kinds.find("", "v1", "namespaces") else { return };
         let now = object::timestamp(jiff::Timestamp::now());
         let metadata = json!({"name": name, "uid": object::new_uid(), "creationTimestamp": now});
-        let mut namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata, "spec": {}});
+        let mut namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata, "spec": {}});
         defaults::fill(&kind, &mut namespace);
         // A fresh store has no object in the way.
         let _ = self.store.change(&kind.id(), &(String::new(), name.into()), |_| Ok(Write::Put(namespace)));
@@ -100,11 +101,13 @@ impl ApiServer {
             "MutatingWebhookConfiguration" => admission::check_configuration(object),
             "CustomResourceDefinition" => {
                 let (plural, group) = (&object["spec"]["names"]["plural"], &object["spec"]["group"]);
-                let expected = format!("{}.{}", plural.as_str().unwrap_or_default(), group.as_str().unwrap_or_default());
+                let expected =
+                    format!("{}.{}", plural.as_str().unwrap_or_default(), group.as_str().unwrap_or_default());
                 if meta(object, "name") == expected {
                     return Ok(());
                 }
-                let problem = format!("Invalid value: must be spec.names.plural+\".\"+spec.group: {expected}");
+                let problem =
+                    format!("Invalid value: must be spec.names.plural+\".\"+spec.group: {expected}");
                 Err(Refusal::invalid(&kind.kind, meta(object, "name"), "metadata.name", &problem))
             }
             _ => Ok(()),
@@ -159,7 +162,9 @@ impl ApiServer {
             let key = (meta(&object, "namespace").to_owned(), meta(&object, "name").to_owned());
             let _ = self.store.change(&id, &key, |live| {
                 let mut after = live.map(|live| Value::clone(live)).ok_or_else(Refusal::no_such_path)?;
-                if let Some(owners) = metadata(&mut after).get_mut("ownerReferences").and_then(Value::as_array_mut) {
+                if let Some(owners) =
+                    metadata(&mut after).get_mut("ownerReferences").and_then(Value::as_array_mut)
+                {
                     owners.retain(|o| o["uid"] != owner);
                 }
                 Ok(Write::Put(after))
@@ -173,12 +178,16 @@ impl ApiServer {
         let alive: std::collections::HashSet<&str> = everything.iter().map(|(_, o)| object::uid(o)).collect();
         let orphaned = |object: &Value| {
             let mut owners = items(&object["metadata"], "ownerReferences").peekable();
-            owners.peek().is_some() && owners.all(|o| o["uid"].as_str().is_none_or(|uid| !alive.contains(uid)))
+            owners.peek().is_some()
+                && owners.all(|o| o["uid"].as_str().is_none_or(|uid| !alive.contains(uid)))
         };
         let gone: Vec<_> = everything.iter().filter(|(_, object)| orphaned(object)).collect();
         for (id, object) in &gone {
             let (plural, group) = (store::plural(id), id.split('/').next().unwrap_or_default());
-            let Some(kind) = self.kinds.all().into_iter().find(|k| k.plural == plural && k.group == group) else { continue };
+            let Some(kind) = self.kinds.all().into_iter().find(|k| k.plural == plural && k.group == group)
+            else {
+                continue;
+            };
             let target = request::Target {
                 kind,
                 namespace: meta(object, "namespace").into(),
@@ -187,7 +196,9 @@ impl ApiServer {
             };
             let uid = json!({"preconditions": {"uid": object::uid(object)}});
             let already = !meta(object, "deletionTimestamp").is_empty();
-            if !already && let Err(refusal) = write::delete(self, &target, &request::Parameters::default(), &uid) {
+            if !already
+                && let Err(refusal) = write::delete(self, &target, &request::Parameters::default(), &uid)
+            {
                 tracing::debug!(name = target.name, refusal = refusal.message, "garbage stays for now");
             }
         }

@@ -33,13 +33,17 @@ impl Target {
         let (group, version, rest) = match parts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
-            ["openapi", ..] => return Err(Refusal::not_served("schemas: GET /openapi/v3 says which fields it checks")),
+            ["openapi", ..] => {
+                return Err(Refusal::not_served("schemas: GET /openapi/v3 says which fields it checks"));
+            }
             ["metrics" | "logs" | "debug", ..] => return Err(Refusal::not_served(path)),
             _ => return Err(Refusal::no_such_path()),
         };
         let (namespace, rest) = match rest {
             // `namespaces/x/status` is a subresource of the Namespace; `namespaces/x/pods` is not.
-            ["namespaces", namespace, rest @ ..] if !rest.is_empty() && !["status", "finalize"].contains(&rest[0]) => {
+            ["namespaces", namespace, rest @ ..]
+                if !rest.is_empty() && !["status", "finalize"].contains(&rest[0]) =>
+            {
                 (*namespace, rest)
             }
             rest => ("", rest),
@@ -49,7 +53,9 @@ impl Target {
             [plural] => (*plural, "", ""),
             [plural, name] => (*plural, *name, ""),
             [plural, name, subresource] => (*plural, *name, *subresource),
-            [_, _, subresource, ..] => return Err(Refusal::not_served(format!("the subresource {subresource}"))),
+            [_, _, subresource, ..] => {
+                return Err(Refusal::not_served(format!("the subresource {subresource}")));
+            }
             [] => return Err(Refusal::no_such_path()),
         };
         let Some(kind) = kinds.find(group, version, plural) else {
@@ -59,7 +65,10 @@ impl Target {
             return Err(Refusal::no_such_path());
         };
         if !subresource.is_empty() && !kind.has(subresource) {
-            return Err(Refusal::not_served(format!("the subresource {subresource} of {}", kind.qualified())));
+            return Err(Refusal::not_served(format!(
+                "the subresource {subresource} of {}",
+                kind.qualified()
+            )));
         }
         if kind.namespaced && namespace.is_empty() && !name.is_empty() {
             return Err(Refusal::no_such_path());
@@ -175,7 +184,8 @@ fn decode(text: &str) -> String {
             b'+' => bytes.push(b' '),
             b'%' => {
                 let digits = [rest.next().unwrap_or(b'?'), rest.next().unwrap_or(b'?')];
-                let parsed = std::str::from_utf8(&digits).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                let parsed =
+                    std::str::from_utf8(&digits).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
                 bytes.push(parsed.unwrap_or(b'?'));
             }
             byte => bytes.push(byte),
@@ -208,8 +218,19 @@ pub fn body(bytes: &[u8], media: &str) -> Result<Value, Refusal> {
 /// 400 naming the field.
 pub fn check_shape(object: &Value) -> Result<(), Refusal> {
     const MAPS: &[&str] = &[
-        "", "/metadata", "/metadata/labels", "/metadata/annotations", "/spec", "/spec/strategy", "/spec/strategy/rollingUpdate",
-        "/spec/template", "/spec/template/metadata", "/spec/template/spec", "/status", "/data", "/stringData",
+        "",
+        "/metadata",
+        "/metadata/labels",
+        "/metadata/annotations",
+        "/spec",
+        "/spec/strategy",
+        "/spec/strategy/rollingUpdate",
+        "/spec/template",
+        "/spec/template/metadata",
+        "/spec/template/spec",
+        "/status",
+        "/data",
+        "/stringData",
     ];
     let wrong = MAPS.iter().find(|p| object.pointer(p).is_some_and(|v| !v.is_object() && !v.is_null()));
     if let Some(pointer) = wrong {
@@ -218,12 +239,17 @@ pub fn check_shape(object: &Value) -> Result<(), Refusal> {
     }
     let specs = ["/spec", "/spec/template/spec"].into_iter().filter_map(|pointer| object.pointer(pointer));
     for container in specs.flat_map(|s| ["containers", "initContainers"].map(|l| s.get(l))).flatten() {
-        let good = |c: &Value| c.is_object() && c.get("resources").is_none_or(|r| {
-            let map = |key: &str| r.get(key).is_none_or(|v| v.is_object() || v.is_null());
-            (r.is_object() && map("limits") && map("requests")) || r.is_null()
-        });
+        let good = |c: &Value| {
+            c.is_object()
+                && c.get("resources").is_none_or(|r| {
+                    let map = |key: &str| r.get(key).is_none_or(|v| v.is_object() || v.is_null());
+                    (r.is_object() && map("limits") && map("requests")) || r.is_null()
+                })
+        };
         if !container.is_null() && !container.as_array().is_some_and(|list| list.iter().all(good)) {
-            return Err(Refusal::bad_request("spec.containers: expected a list of containers, with maps as resources"));
+            return Err(Refusal::bad_request(
+                "spec.containers: expected a list of containers, with maps as resources",
+            ));
         }
     }
     Ok(())
@@ -307,7 +333,10 @@ mod tests {
     #[test]
     fn maps_that_are_something_else_are_refused() {
         for object in [
-            json!([]), json!({"metadata": "x"}), json!({"spec": 1}), json!({"spec": {"containers": {}}}),
+            json!([]),
+            json!({"metadata": "x"}),
+            json!({"spec": 1}),
+            json!({"spec": {"containers": {}}}),
             json!({"spec": {"template": {"spec": {"containers": ["x"]}}}}),
             json!({"spec": {"containers": [{"resources": {"limits": []}}]}}),
         ] {

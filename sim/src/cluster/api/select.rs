@@ -39,7 +39,8 @@ impl Selector {
     /// 400 for what cannot be read.
     pub fn parse(labels: &str, fields: &str) -> Result<Self, Refusal> {
         let labels = split_outside_parentheses(labels).map(requirement).collect::<Result<_, _>>()?;
-        let fields = fields.split(',').filter(|text| !text.trim().is_empty()).map(field).collect::<Result<_, _>>()?;
+        let fields =
+            fields.split(',').filter(|text| !text.trim().is_empty()).map(field).collect::<Result<_, _>>()?;
         Ok(Self { labels, fields })
     }
 
@@ -99,7 +100,9 @@ fn requirement(text: &str) -> Result<Requirement, Refusal> {
     match text.split_once(char::is_whitespace).map(|(key, rest)| (key, rest.trim())) {
         None if !text.contains('(') => Ok(Requirement::Exists(text.into())),
         Some((key, rest)) if rest.starts_with("in") => Ok(Requirement::In(key.into(), values(&rest[2..])?)),
-        Some((key, rest)) if rest.starts_with("notin") => Ok(Requirement::NotIn(key.into(), values(&rest[5..])?)),
+        Some((key, rest)) if rest.starts_with("notin") => {
+            Ok(Requirement::NotIn(key.into(), values(&rest[5..])?))
+        }
         _ => Err(bad()),
     }
 }

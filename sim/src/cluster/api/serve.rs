@@ -87,7 +87,10 @@ impl Running {
     /// Where the client cannot be made.
     pub fn client(&self) -> Result<kube::Client, kube::Error> {
         // The URL is an address we bound: it parses.
-        let uri = self.url().parse().map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
+        let uri = self
+            .url()
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
         let mut config = kube::Config::new(uri);
         config.default_namespace = "default".into();
         kube::Client::try_from(config)
@@ -113,7 +116,8 @@ async fn answer(server: &ApiServer, request: Request) -> Result<Response, Refusa
     {
         return Ok(json_response(StatusCode::OK, &answer));
     }
-    let bytes = to_bytes(body, LARGEST_BODY).await.map_err(|error| Refusal::bad_request(error.to_string()))?;
+    let bytes =
+        to_bytes(body, LARGEST_BODY).await.map_err(|error| Refusal::bad_request(error.to_string()))?;
     if path.ends_with("/selfsubjectaccessreviews") && parts.method == http::Method::POST {
         // Everybody may do everything here, and is told so.
         let mut review = request::body(&bytes, &parameters.media)?;
@@ -127,7 +131,13 @@ async fn answer(server: &ApiServer, request: Request) -> Result<Response, Refusa
     act(server, verb, &target, &parameters, body).await
 }
 
-async fn act(server: &ApiServer, verb: Verb, target: &Target, parameters: &Parameters, body: Value) -> Result<Response, Refusal> {
+async fn act(
+    server: &ApiServer,
+    verb: Verb,
+    target: &Target,
+    parameters: &Parameters,
+    body: Value,
+) -> Result<Response, Refusal> {
     let done = match (verb, target.subresource.as_str()) {
         (Verb::Watch, _) => return watch_response(server, target, parameters),
         (Verb::Get, "log") => return Err(Refusal::not_served("logs: simulated containers print nothing")),
@@ -168,7 +178,8 @@ fn list(server: &ApiServer, target: &Target, parameters: &Parameters) -> Result<
     let namespace = (!target.namespace.is_empty()).then_some(target.namespace.as_str());
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
-    let wanted: Vec<&Value> = objects.iter().map(|object| &**object).filter(|object| selector.matches(object)).collect();
+    let wanted: Vec<&Value> =
+        objects.iter().map(|object| &**object).filter(|object| selector.matches(object)).collect();
     // The whole list in one answer, whatever `limit` says: a limit is a request, not a demand.
     let metadata = json!({"resourceVersion": revision.to_string()});
     let answer = match parameters.form {
@@ -188,15 +199,26 @@ fn list(server: &ApiServer, target: &Target, parameters: &Parameters) -> Result<
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-fn evict(server: &ApiServer, target: &Target, parameters: &Parameters, body: &Value) -> Result<write::Done, Refusal> {
+fn evict(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    body: &Value,
+) -> Result<write::Done, Refusal> {
     let whole = Target { subresource: String::new(), ..target.clone() };
     // There are no budgets here that could stand against it.
     write::delete(server, &whole, parameters, &body["deleteOptions"])?;
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     Ok(write::Done { object: status.into(), created: true, warnings: Vec::new() })
 }
 
-fn delete_all(server: &ApiServer, target: &Target, parameters: &Parameters, options: &Value) -> Result<Response, Refusal> {
+fn delete_all(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    options: &Value,
+) -> Result<Response, Refusal> {
     let namespace = (!target.namespace.is_empty()).then_some(target.namespace.as_str());
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
@@ -215,7 +237,8 @@ fn delete_all(server: &ApiServer, target: &Target, parameters: &Parameters, opti
     }
     let kind = format!("{}List", target.kind.kind);
     let metadata = json!({"resourceVersion": revision.to_string()});
-    let answer = json!({"kind": kind, "apiVersion": target.kind.api_version(), "metadata": metadata, "items": gone});
+    let answer =
+        json!({"kind": kind, "apiVersion": target.kind.api_version(), "metadata": metadata, "items": gone});
     Ok(json_response(StatusCode::OK, &answer))
 }
 

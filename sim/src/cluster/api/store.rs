@@ -154,7 +154,8 @@ impl Store {
             return Err(Refusal::expired(revision, inner.compacted));
         }
         let first = inner.log.partition_point(|event| event.revision <= revision);
-        let events = inner.log.iter().skip(first).filter(|event| *event.resource == *resource).cloned().collect();
+        let events =
+            inner.log.iter().skip(first).filter(|event| *event.resource == *resource).cloned().collect();
         Ok((events, inner.revision))
     }
 }

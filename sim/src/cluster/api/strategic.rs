@@ -124,10 +124,13 @@ fn sort(field: &str, list: &mut [Value], order: &Value) {
         })
     };
     let mut last = 0;
-    let places: Vec<usize> = list.iter().map(|e| {
-        last = position(e).unwrap_or(last);
-        last
-    }).collect();
+    let places: Vec<usize> = list
+        .iter()
+        .map(|e| {
+            last = position(e).unwrap_or(last);
+            last
+        })
+        .collect();
     let mut indexed: Vec<(usize, Value)> = places.into_iter().zip(list.iter().cloned()).collect();
     indexed.sort_by_key(|(place, _)| *place);
     for (slot, (_, element)) in list.iter_mut().zip(indexed) {
@@ -151,27 +154,72 @@ mod tests {
             "tolerations": [{"key": "old"}], "nodeSelector": {"a": "1", "b": "2"},
         }, "metadata": {"finalizers": ["one", "two"]}});
         let cases = [
-            ("containers merge by name", json!({"spec": {"containers": [{"name": "b", "image": "2"}]}}),
-             "/spec/containers", json!([{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b", "image": "2"}])),
-            ("an element is deleted by its key", json!({"spec": {"containers": [{"name": "a", "$patch": "delete"}]}}),
-             "/spec/containers", json!([{"name": "b", "image": "1"}])),
-            ("lists without a key are replaced", json!({"spec": {"tolerations": [{"key": "new"}]}}),
-             "/spec/tolerations", json!([{"key": "new"}])),
-            ("null removes", json!({"spec": {"nodeSelector": {"a": null}}}), "/spec/nodeSelector", json!({"b": "2"})),
-            ("a map is replaced", json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "3"}}}),
-             "/spec/nodeSelector", json!({"c": "3"})),
-            ("keys not retained go", json!({"spec": {"nodeSelector": {"$retainKeys": ["b"], "b": "3"}}}),
-             "/spec/nodeSelector", json!({"b": "3"})),
-            ("values leave a set", json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["one"]}}),
-             "/metadata/finalizers", json!(["two"])),
-            ("values join a set", json!({"metadata": {"finalizers": ["three", "one"]}}),
-             "/metadata/finalizers", json!(["one", "two", "three"])),
-            ("an order is kept", json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}]}}),
-             "/spec/containers/0/name", json!("b")),
-            ("nested lists merge too", json!({"spec": {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}]}]}}),
-             "/spec/containers/0/env", json!([{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}])),
-            ("a list is replaced on demand", json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "z"}]}}),
-             "/spec/containers", json!([{"name": "z"}])),
+            (
+                "containers merge by name",
+                json!({"spec": {"containers": [{"name": "b", "image": "2"}]}}),
+                "/spec/containers",
+                json!([{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b", "image": "2"}]),
+            ),
+            (
+                "an element is deleted by its key",
+                json!({"spec": {"containers": [{"name": "a", "$patch": "delete"}]}}),
+                "/spec/containers",
+                json!([{"name": "b", "image": "1"}]),
+            ),
+            (
+                "lists without a key are replaced",
+                json!({"spec": {"tolerations": [{"key": "new"}]}}),
+                "/spec/tolerations",
+                json!([{"key": "new"}]),
+            ),
+            (
+                "null removes",
+                json!({"spec": {"nodeSelector": {"a": null}}}),
+                "/spec/nodeSelector",
+                json!({"b": "2"}),
+            ),
+            (
+                "a map is replaced",
+                json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "3"}}}),
+                "/spec/nodeSelector",
+                json!({"c": "3"}),
+            ),
+            (
+                "keys not retained go",
+                json!({"spec": {"nodeSelector": {"$retainKeys": ["b"], "b": "3"}}}),
+                "/spec/nodeSelector",
+                json!({"b": "3"}),
+            ),
+            (
+                "values leave a set",
+                json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["one"]}}),
+                "/metadata/finalizers",
+                json!(["two"]),
+            ),
+            (
+                "values join a set",
+                json!({"metadata": {"finalizers": ["three", "one"]}}),
+                "/metadata/finalizers",
+                json!(["one", "two", "three"]),
+            ),
+            (
+                "an order is kept",
+                json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}]}}),
+                "/spec/containers/0/name",
+                json!("b"),
+            ),
+            (
+                "nested lists merge too",
+                json!({"spec": {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}]}]}}),
+                "/spec/containers/0/env",
+                json!([{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]),
+            ),
+            (
+                "a list is replaced on demand",
+                json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "z"}]}}),
+                "/spec/containers",
+                json!([{"name": "z"}]),
+            ),
         ];
         for (what, patch, pointer, expected) in cases {
             let mut target = pod.clone();
@@ -183,8 +231,16 @@ mod tests {
     #[test]
     fn ports_merge_by_the_key_of_their_kind() {
         for (before, patch, expected) in [
-            (json!([{"port": 80, "name": "x"}]), json!([{"port": 80, "name": "y"}]), json!([{"port": 80, "name": "y"}])),
-            (json!([{"containerPort": 80}]), json!([{"containerPort": 81}]), json!([{"containerPort": 80}, {"containerPort": 81}])),
+            (
+                json!([{"port": 80, "name": "x"}]),
+                json!([{"port": 80, "name": "y"}]),
+                json!([{"port": 80, "name": "y"}]),
+            ),
+            (
+                json!([{"containerPort": 80}]),
+                json!([{"containerPort": 81}]),
+                json!([{"containerPort": 80}, {"containerPort": 81}]),
+            ),
         ] {
             let mut target = json!({"ports": before});
             apply(&mut target, &json!({"ports": patch}));

@@ -112,28 +112,46 @@ fn columns(kind: &Kind) -> Vec<Column> {
             vec![Column::age(), Column::path("Version", ".status.nodeInfo.kubeletVersion")],
         ),
         ("", "namespaces") => (vec![Column::path("Status", ".status.phase")], vec![Column::age()]),
-        ("", "secrets") => (vec![Column::path("Type", ".type"), Column::made("Data", "integer", data)], vec![Column::age()]),
+        ("", "secrets") => {
+            (vec![Column::path("Type", ".type"), Column::made("Data", "integer", data)], vec![Column::age()])
+        }
         ("", "configmaps") => (vec![Column::made("Data", "integer", data)], vec![Column::age()]),
         ("" | "events.k8s.io", "events") => {
             return vec![
-                Column { cell: Cell::Age(".lastTimestamp".into()), name: "Last Seen".into(), ..Column::age() },
+                Column {
+                    cell: Cell::Age(".lastTimestamp".into()),
+                    name: "Last Seen".into(),
+                    ..Column::age()
+                },
                 Column::path("Type", ".type"),
                 Column::path("Reason", ".reason"),
                 Column::made("Object", "string", |o| {
-                    let of = if o["involvedObject"].is_object() { &o["involvedObject"] } else { &o["regarding"] };
+                    let of =
+                        if o["involvedObject"].is_object() { &o["involvedObject"] } else { &o["regarding"] };
                     let text = |key: &str| of[key].as_str().unwrap_or_default().to_owned();
                     format!("{}/{}", text("kind").to_lowercase(), text("name")).into()
                 }),
-                Column::made("Message", "string", |o| if o["message"].is_string() { o["message"].clone() } else { o["note"].clone() }),
+                Column::made("Message", "string", |o| {
+                    if o["message"].is_string() { o["message"].clone() } else { o["note"].clone() }
+                }),
             ];
         }
         ("apps", "deployments") => (
             vec![
                 Column::made("Ready", "string", |o| {
-                    format!("{}/{}", o["status"]["readyReplicas"].as_u64().unwrap_or(0), o["spec"]["replicas"]).into()
+                    format!(
+                        "{}/{}",
+                        o["status"]["readyReplicas"].as_u64().unwrap_or(0),
+                        o["spec"]["replicas"]
+                    )
+                    .into()
                 }),
-                Column::made("Up-to-date", "string", |o| o["status"]["updatedReplicas"].as_u64().unwrap_or(0).into()),
-                Column::made("Available", "string", |o| o["status"]["availableReplicas"].as_u64().unwrap_or(0).into()),
+                Column::made("Up-to-date", "string", |o| {
+                    o["status"]["updatedReplicas"].as_u64().unwrap_or(0).into()
+                }),
+                Column::made("Available", "string", |o| {
+                    o["status"]["availableReplicas"].as_u64().unwrap_or(0).into()
+                }),
             ],
             vec![Column::age()],
         ),
@@ -141,11 +159,15 @@ fn columns(kind: &Kind) -> Vec<Column> {
             vec![
                 Column::path("Desired", ".spec.replicas"),
                 Column::made("Current", "integer", |o| o["status"]["replicas"].as_u64().unwrap_or(0).into()),
-                Column::made("Ready", "integer", |o| o["status"]["readyReplicas"].as_u64().unwrap_or(0).into()),
+                Column::made("Ready", "integer", |o| {
+                    o["status"]["readyReplicas"].as_u64().unwrap_or(0).into()
+                }),
             ],
             vec![Column::age()],
         ),
-        ("coordination.k8s.io", "leases") => (vec![Column::path("Holder", ".spec.holderIdentity")], vec![Column::age()]),
+        ("coordination.k8s.io", "leases") => {
+            (vec![Column::path("Holder", ".spec.holderIdentity")], vec![Column::age()])
+        }
         ("apiextensions.k8s.io", _) => {
             (vec![], vec![Column::path("Created At", ".metadata.creationTimestamp")])
         }
@@ -190,7 +212,9 @@ fn pod_status(pod: &Value) -> Value {
     let waiting = |status: &Value| status["state"]["waiting"]["reason"].as_str().map(str::to_owned);
     match statuses(pod).find_map(waiting) {
         Some(reason) => reason.into(),
-        None if !items(&pod["spec"], "schedulingGates").collect::<Vec<_>>().is_empty() => "SchedulingGated".into(),
+        None if !items(&pod["spec"], "schedulingGates").collect::<Vec<_>>().is_empty() => {
+            "SchedulingGated".into()
+        }
         None if pod["status"]["phase"] == "Succeeded" => "Completed".into(),
         None if pod["status"]["phase"] == "Failed" => "Error".into(),
         None => pod["status"]["phase"].clone(),

@@ -72,8 +72,12 @@ impl View {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         let object = match self.form {
-            Form::Whole => json!({"kind": self.kind.kind, "apiVersion": self.kind.api_version(), "metadata": metadata}),
-            Form::Partial => json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}),
+            Form::Whole => {
+                json!({"kind": self.kind.kind, "apiVersion": self.kind.api_version(), "metadata": metadata})
+            }
+            Form::Partial => {
+                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+            }
             Form::Table => json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
                 "columnDefinitions": [], "rows": []}),
         };
@@ -107,8 +111,12 @@ pub fn open(store: Arc<Store>, target: &Target, parameters: &Parameters) -> Resu
         include: parameters.get("includeObject").to_owned(),
     };
     let asked = parameters.get("resourceVersion");
-    let from: u64 = if asked.is_empty() { 0 } else {
-        asked.parse().map_err(|_| Refusal::bad_request(format!("resourceVersion: Invalid value: {asked:?}")))?
+    let from: u64 = if asked.is_empty() {
+        0
+    } else {
+        asked
+            .parse()
+            .map_err(|_| Refusal::bad_request(format!("resourceVersion: Invalid value: {asked:?}")))?
     };
     let seconds = parameters.get("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);
     let life = seconds.map_or(LONGEST, Duration::from_secs);
@@ -142,7 +150,8 @@ impl Stream {
     fn begin_with_what_is_there(&mut self, say_when_done: bool) {
         let (objects, revision) = self.store.list(&self.view.kind.id(), self.view.namespace.as_deref());
         let added = objects.iter().filter(|object| self.view.sees(object));
-        self.ready = added.map(|object| json!({"type": "ADDED", "object": self.view.render(object)})).collect();
+        self.ready =
+            added.map(|object| json!({"type": "ADDED", "object": self.view.render(object)})).collect();
         self.revision = revision;
         if say_when_done {
             self.ready.push_back(self.view.bookmark(revision, true));

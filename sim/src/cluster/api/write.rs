@@ -36,7 +36,12 @@ impl Done {
 ///
 /// # Errors
 /// What is wrong with it.
-pub async fn create(server: &ApiServer, target: &Target, parameters: &Parameters, body: Value) -> Result<Done, Refusal> {
+pub async fn create(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    body: Value,
+) -> Result<Done, Refusal> {
     check_shape(&body)?;
     let kind = &*target.kind;
     let mut new = body;
@@ -49,7 +54,8 @@ pub async fn create(server: &ApiServer, target: &Target, parameters: &Parameters
     defaults::fill(kind, &mut new);
     let creation = Creation { kind, namespace: namespace.as_ref(), dry_run: parameters.dry_run() };
     let configurations = server.webhooks();
-    let warnings = admission::mutate(&configurations, creation, &mut new, |object| defaults::fill(kind, object)).await?;
+    let warnings =
+        admission::mutate(&configurations, creation, &mut new, |object| defaults::fill(kind, object)).await?;
     check_shape(&new)?;
     // A kind with a status subresource starts without one; the simulated nodes' capacity goes through it too.
     if !kind.has("status") && !status.is_null() {
@@ -91,7 +97,12 @@ fn begin(kind: &Kind, namespace: &str, new: &mut Value) -> Result<(), Refusal> {
         return Err(Refusal::bad_request("an object of this kind is created in a namespace"));
     }
     if meta(new, "name").is_empty() && meta(new, "generateName").is_empty() {
-        return Err(Refusal::invalid(&kind.kind, "", "metadata.name", "Required value: name or generateName is required"));
+        return Err(Refusal::invalid(
+            &kind.kind,
+            "",
+            "metadata.name",
+            "Required value: name or generateName is required",
+        ));
     }
     if !meta(new, "resourceVersion").is_empty() {
         return Err(Refusal::bad_request("resourceVersion should not be set on objects to be created"));
@@ -107,7 +118,12 @@ fn begin(kind: &Kind, namespace: &str, new: &mut Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn finish_create(server: &ApiServer, target: &Target, parameters: &Parameters, new: Value) -> Result<Arc<Value>, Refusal> {
+fn finish_create(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    new: Value,
+) -> Result<Arc<Value>, Refusal> {
     let key = (meta(&new, "namespace").to_owned(), meta(&new, "name").to_owned());
     if parameters.dry_run() {
         if server.store.get(&target.kind.id(), &key.0, &key.1).is_some() {
@@ -124,14 +140,24 @@ fn finish_create(server: &ApiServer, target: &Target, parameters: &Parameters, n
 }
 
 fn writer<'a>(parameters: &'a Parameters, target: &'a Target, api_version: &'a str) -> Writer<'a> {
-    Writer { manager: parameters.manager(), subresource: &target.subresource, api_version, now: Timestamp::now() }
+    Writer {
+        manager: parameters.manager(),
+        subresource: &target.subresource,
+        api_version,
+        now: Timestamp::now(),
+    }
 }
 
 /// Replaces an object.
 ///
 /// # Errors
 /// 404, 409 where it has changed since it was read, 422.
-pub fn update(server: &ApiServer, target: &Target, parameters: &Parameters, body: Value) -> Result<Done, Refusal> {
+pub fn update(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    body: Value,
+) -> Result<Done, Refusal> {
     check_shape(&body)?;
     modify(server, target, parameters, |_| Ok(body))
 }
@@ -140,7 +166,12 @@ pub fn update(server: &ApiServer, target: &Target, parameters: &Parameters, body
 ///
 /// # Errors
 /// 404, 409, 415 for a form that the kind does not take, 422 for a patch that does not fit.
-pub async fn patch(server: &ApiServer, target: &Target, parameters: &Parameters, body: Value) -> Result<Done, Refusal> {
+pub async fn patch(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    body: Value,
+) -> Result<Done, Refusal> {
     match parameters.media.as_str() {
         "application/json-patch+json" => {
             let patch: json_patch::Patch =
@@ -185,7 +216,10 @@ async fn apply_configuration(
     if parameters.get("fieldManager").is_empty() {
         return Err(Refusal::bad_request("fieldManager is required for apply patch"));
     }
-    if configuration["metadata"].get("managedFields").is_some_and(|f| f.as_array().is_some_and(|l| !l.is_empty())) {
+    if configuration["metadata"]
+        .get("managedFields")
+        .is_some_and(|f| f.as_array().is_some_and(|l| !l.is_empty()))
+    {
         return Err(Refusal::bad_request("metadata.managedFields must be nil"));
     }
     limit_to_subresource(target, &mut configuration);
@@ -235,8 +269,10 @@ async fn create_by_apply(
 /// Through `/status` only the status is applied, through the main door never (if there is the other).
 fn limit_to_subresource(target: &Target, configuration: &mut Value) {
     if target.subresource == "status" {
-        object::map(configuration).retain(|key, _| ["apiVersion", "kind", "metadata", "status"].contains(&key.as_str()));
-        metadata(configuration).retain(|key, _| ["name", "namespace", "resourceVersion", "uid"].contains(&key.as_str()));
+        object::map(configuration)
+            .retain(|key, _| ["apiVersion", "kind", "metadata", "status"].contains(&key.as_str()));
+        metadata(configuration)
+            .retain(|key, _| ["name", "namespace", "resourceVersion", "uid"].contains(&key.as_str()));
     } else if target.kind.has("status") {
         object::map(configuration).remove("status");
     }
@@ -333,13 +369,23 @@ fn settle_identity(kind: &Kind, live: &Value, after: &mut Value) -> Result<(), R
     }
     let uid = meta(after, "uid");
     if !uid.is_empty() && uid != object::uid(live) {
-        return Err(Refusal::conflict(format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", object::uid(live))));
+        return Err(Refusal::conflict(format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            object::uid(live)
+        )));
     }
     after["kind"] = live["kind"].clone();
     after["apiVersion"] = live["apiVersion"].clone();
     let fields = metadata(after);
     for key in [
-        "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation", "generateName", "deletionTimestamp",
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+        "generateName",
+        "deletionTimestamp",
         "deletionGracePeriodSeconds",
     ] {
         match live["metadata"].get(key) {
@@ -364,7 +410,12 @@ fn settle_identity(kind: &Kind, live: &Value, after: &mut Value) -> Result<(), R
 ///
 /// # Errors
 /// 404, 409 for preconditions that do not hold, 501 for foreground propagation.
-pub fn delete(server: &ApiServer, target: &Target, parameters: &Parameters, options: &Value) -> Result<Done, Refusal> {
+pub fn delete(
+    server: &ApiServer,
+    target: &Target,
+    parameters: &Parameters,
+    options: &Value,
+) -> Result<Done, Refusal> {
     let kind = &*target.kind;
     let option = |key: &str| match parameters.get(key) {
         "" => options[key].clone(),
@@ -372,7 +423,9 @@ pub fn delete(server: &ApiServer, target: &Target, parameters: &Parameters, opti
     };
     let propagation = option("propagationPolicy");
     if propagation == "Foreground" {
-        return Err(Refusal::not_served("propagationPolicy Foreground; use Background (the default) or Orphan"));
+        return Err(Refusal::not_served(
+            "propagationPolicy Foreground; use Background (the default) or Orphan",
+        ));
     }
     let grace = option("gracePeriodSeconds").as_u64();
     let mut dry = None;
@@ -429,7 +482,8 @@ fn deletion(kind: &Kind, live: &Value, grace: Option<u64>) -> Option<Value> {
     let finalizers = items(&live["metadata"], "finalizers").next().is_some();
     let seconds = match kind.kind.as_str() {
         "Pod" => {
-            let finished = ["Succeeded", "Failed"].contains(&live["status"]["phase"].as_str().unwrap_or_default());
+            let finished =
+                ["Succeeded", "Failed"].contains(&live["status"]["phase"].as_str().unwrap_or_default());
             let bound = live["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
             let own = live["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
             if bound && !finished { grace.unwrap_or(own) } else { 0 }
@@ -486,6 +540,7 @@ pub fn bind(server: &ApiServer, target: &Target, body: &Value) -> Result<Done, R
         strategic::apply(&mut after, &json!({"status": {"conditions": [condition]}}));
         Ok(Write::Put(after))
     })?;
-    let answer = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let answer =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     Ok(Done { object: Arc::new(answer), created: true, warnings: Vec::new() })
 }

@@ -108,9 +108,10 @@ fn share(value: &Value, of: u64, up: bool) -> u64 {
 
 /// Changes with the template and with nothing else.
 fn hash(template: &Value) -> String {
-    let hash = template.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = template
+        .to_string()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("{:010x}", hash >> 24)
 }
 
@@ -136,7 +137,9 @@ async fn scale(client: &Client, set: &Value, replicas: u64) -> kube::Result<()> 
 
 async fn report(client: &Client, deployment: &Value, new: &Value, olds: &[&Value]) -> kube::Result<()> {
     let wanted = count(&deployment["spec"], "replicas");
-    let of_status = |key: &str| count(&new["status"], key) + olds.iter().map(|old| count(&old["status"], key)).sum::<u64>();
+    let of_status = |key: &str| {
+        count(&new["status"], key) + olds.iter().map(|old| count(&old["status"], key)).sum::<u64>()
+    };
     let ready = of_status("readyReplicas");
     let available = if ready >= wanted { "True" } else { "False" };
     let status = json!({
@@ -158,8 +161,15 @@ mod tests {
 
     fn at(new: (u64, u64), old: (u64, u64)) -> Rollout {
         Rollout {
-            wanted: 4, surge: 0, unavailable: 1, new: new.0, new_ready: new.1, old: old.0, old_ready: old.1,
-            pods: new.0 + old.0, recreate: false,
+            wanted: 4,
+            surge: 0,
+            unavailable: 1,
+            new: new.0,
+            new_ready: new.1,
+            old: old.0,
+            old_ready: old.1,
+            pods: new.0 + old.0,
+            recreate: false,
         }
     }
 

@@ -81,7 +81,9 @@ fn owner_reference(owner: &Value, api_version: &str, kind: &str) -> Value {
 
 /// Keeps the newest finished pods that have an owner, as the pod garbage collector keeps a number of them.
 async fn forget_finished(client: &Client, pods: &[Value]) -> kube::Result<()> {
-    let over = |pod: &&Value| pod["status"]["phase"] == "Failed" && items(&pod["metadata"], "ownerReferences").next().is_some();
+    let over = |pod: &&Value| {
+        pod["status"]["phase"] == "Failed" && items(&pod["metadata"], "ownerReferences").next().is_some()
+    };
     let mut finished: Vec<&Value> = pods.iter().filter(over).collect();
     finished.sort_by_key(|pod| std::cmp::Reverse(super::api::store::version(pod)));
     for pod in finished.into_iter().skip(FINISHED) {

@@ -9,7 +9,8 @@ use crate::cluster::raw;
 
 /// Whether a pod is ready.
 pub(super) fn is_ready(pod: &Value) -> bool {
-    items(&pod["status"], "conditions").any(|c| c["type"] == "Ready" && c["status"] == "True") && !is_going(pod)
+    items(&pod["status"], "conditions").any(|c| c["type"] == "Ready" && c["status"] == "True")
+        && !is_going(pod)
 }
 
 fn is_going(pod: &Value) -> bool {

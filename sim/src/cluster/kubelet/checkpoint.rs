@@ -70,7 +70,8 @@ pub fn write(path: &Path, entries: &[Entry], healthy: BTreeMap<String, Vec<Strin
 pub fn read(path: &Path) -> Vec<Entry> {
     let Ok(text) = std::fs::read(path) else { return Vec::new() };
     let file: Result<File, _> = serde_json::from_slice(&text);
-    file.map(|file| file.data.pod_device_entries.unwrap_or_default().into_iter().map(entry).collect()).unwrap_or_default()
+    file.map(|file| file.data.pod_device_entries.unwrap_or_default().into_iter().map(entry).collect())
+        .unwrap_or_default()
 }
 
 fn row(entry: &Entry) -> Row {
@@ -95,7 +96,9 @@ fn entry(row: Row) -> Entry {
 }
 
 fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -116,7 +119,8 @@ mod tests {
             ids: vec!["GPU-1".into()],
             answer,
         };
-        let healthy = BTreeMap::from([("nvidia.com/gpu".to_owned(), vec!["GPU-1".to_owned(), "GPU-2".to_owned()])]);
+        let healthy =
+            BTreeMap::from([("nvidia.com/gpu".to_owned(), vec!["GPU-1".to_owned(), "GPU-2".to_owned()])]);
         write(&path, &[], healthy.clone()).unwrap();
         let text = std::fs::read(&path).unwrap();
         assert!(Checkpoint::parse(&text).unwrap().entries.is_empty());

@@ -14,9 +14,9 @@ use gpu_migrate_plugin_bridge::kubelet::endpoint::{bind, dial};
 use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_server::{Registration, RegistrationServer};
 use gpu_migrate_plugin_bridge::proto::deviceplugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
-    DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
-    RegisterRequest, VERSION,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse,
+    PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest, VERSION,
 };
 use parking_lot::Mutex;
 use rand::seq::SliceRandom;
@@ -35,7 +35,9 @@ const DIAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Too few are left.
-    #[error("requested number of devices unavailable for {resource}. Requested: {wanted}, Available: {available}")]
+    #[error(
+        "requested number of devices unavailable for {resource}. Requested: {wanted}, Available: {available}"
+    )]
     TooFew {
         /// The resource.
         resource: String,
@@ -155,7 +157,8 @@ impl DeviceManager {
 
     fn write_book(&self) {
         let state = self.state.lock();
-        let well = |r: &Resource| r.devices.iter().filter(|(_, well)| **well).map(|(id, _)| id.clone()).collect();
+        let well =
+            |r: &Resource| r.devices.iter().filter(|(_, well)| **well).map(|(id, _)| id.clone()).collect();
         let healthy = state.resources.iter().map(|(name, resource)| (name.clone(), well(resource))).collect();
         if let Err(error) = checkpoint::write(&self.path_of_book(), &state.entries, healthy) {
             tracing::warn!(%error, "the kubelet's checkpoint could not be written");
@@ -166,7 +169,11 @@ impl DeviceManager {
         self.folder.join("kubelet_internal_checkpoint")
     }
 
-    async fn register(self: &Arc<Self>, request: RegisterRequest, life: CancellationToken) -> Result<(), Status> {
+    async fn register(
+        self: &Arc<Self>,
+        request: RegisterRequest,
+        life: CancellationToken,
+    ) -> Result<(), Status> {
         if request.version != VERSION {
             return Err(Status::invalid_argument(format!("version {} is not {VERSION}", request.version)));
         }
@@ -219,12 +226,18 @@ impl DeviceManager {
             wanted: ask.count,
             available: 0,
         })?;
-        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: ids.clone() }] };
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest { devices_ids: ids.clone() }],
+        };
         let answer = client.allocate(request).await?.into_inner();
         let answer = answer.container_responses.into_iter().next().unwrap_or_default();
         let of_resource = reusable.entry(ask.resource.to_owned()).or_default();
         for id in &ids {
-            if init { of_resource.insert(id.clone()) } else { of_resource.remove(id) };
+            if init {
+                of_resource.insert(id.clone())
+            } else {
+                of_resource.remove(id)
+            };
         }
         self.state.lock().entries.push(Entry {
             pod_uid: ask.pod_uid.into(),
@@ -237,7 +250,12 @@ impl DeviceManager {
         Ok(answer)
     }
 
-    async fn choose(&self, ask: &Ask<'_>, reusable: &Reusable, active: &HashSet<String>) -> Result<Vec<String>, DeviceError> {
+    async fn choose(
+        &self,
+        ask: &Ask<'_>,
+        reusable: &Reusable,
+        active: &HashSet<String>,
+    ) -> Result<Vec<String>, DeviceError> {
         let mut chosen: Vec<String> =
             reusable.get(ask.resource).into_iter().flatten().take(ask.count).cloned().collect();
         let needed = ask.count - chosen.len();
@@ -285,8 +303,13 @@ impl DeviceManager {
             must_include_device_ids: chosen.to_vec(),
             allocation_size: i32::try_from(ask.count).unwrap_or(i32::MAX),
         };
-        match client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![request] }).await {
-            Ok(answer) => answer.into_inner().container_responses.into_iter().flat_map(|c| c.device_ids).collect(),
+        match client
+            .get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![request] })
+            .await
+        {
+            Ok(answer) => {
+                answer.into_inner().container_responses.into_iter().flat_map(|c| c.device_ids).collect()
+            }
             Err(status) => {
                 tracing::debug!(%status, resource = ask.resource, "no preference");
                 Vec::new()
@@ -300,7 +323,12 @@ impl DeviceManager {
     /// The plugin's refusal: the container does not start.
     pub async fn pre_start(&self, pod_uid: &str, container: &str) -> Result<(), DeviceError> {
         for entry in self.entries().into_iter().filter(|e| e.pod_uid == pod_uid && e.container == container) {
-            let wanted = self.state.lock().resources.get(&entry.resource).is_some_and(|r| r.options.pre_start_required);
+            let wanted = self
+                .state
+                .lock()
+                .resources
+                .get(&entry.resource)
+                .is_some_and(|r| r.options.pre_start_required);
             if let Some(mut client) = self.client(&entry.resource).filter(|_| wanted) {
                 client.pre_start_container(PreStartContainerRequest { devices_ids: entry.ids }).await?;
             }

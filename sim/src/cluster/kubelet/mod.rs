@@ -53,7 +53,12 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Self {
         let milliseconds = Duration::from_millis;
-        Self { report: milliseconds(1000), start: milliseconds(250), stop: milliseconds(150), back_off: milliseconds(600) }
+        Self {
+            report: milliseconds(1000),
+            start: milliseconds(250),
+            stop: milliseconds(150),
+            back_off: milliseconds(600),
+        }
     }
 }
 
@@ -218,7 +223,9 @@ async fn follow(kubelet: Arc<Inner>) {
                 }
             }
             Ok(Event::Init | Event::InitDone) => {}
-            Err(error) => tracing::debug!(%error, node = kubelet.spec.name, "the watch of pods is opened again"),
+            Err(error) => {
+                tracing::debug!(%error, node = kubelet.spec.name, "the watch of pods is opened again")
+            }
         }
     }
 }

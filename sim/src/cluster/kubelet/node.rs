@@ -26,7 +26,9 @@ pub(super) async fn report(kubelet: Arc<Inner>) {
         if status != told {
             match tell(&kubelet, &nodes, &status).await {
                 Ok(()) => told = status,
-                Err(error) => tracing::debug!(%error, node = kubelet.spec.name, "the node could not be reported"),
+                Err(error) => {
+                    tracing::debug!(%error, node = kubelet.spec.name, "the node could not be reported")
+                }
             }
         }
         if Instant::now() >= next_lease {
@@ -41,7 +43,8 @@ pub(super) async fn report(kubelet: Arc<Inner>) {
 
 async fn tell(kubelet: &Inner, nodes: &Api<Node>, status: &Value) -> kube::Result<()> {
     let name = &kubelet.spec.name;
-    let mut labels = json!({"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"});
+    let mut labels =
+        json!({"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"});
     for (key, value) in &kubelet.spec.labels {
         labels[key] = value.clone().into();
     }
@@ -55,9 +58,11 @@ async fn tell(kubelet: &Inner, nodes: &Api<Node>, status: &Value) -> kube::Resul
 
 fn status(kubelet: &Inner) -> Value {
     let mut capacity = Map::new();
-    for (name, quantity) in
-        [("cpu", kubelet.spec.cpu.to_string()), ("memory", format!("{}Gi", kubelet.spec.memory_gib)), ("pods", "250".into())]
-    {
+    for (name, quantity) in [
+        ("cpu", kubelet.spec.cpu.to_string()),
+        ("memory", format!("{}Gi", kubelet.spec.memory_gib)),
+        ("pods", "250".into()),
+    ] {
         capacity.insert(name.into(), quantity.into());
     }
     let mut allocatable = capacity.clone();

@@ -96,7 +96,8 @@ impl Grant {
 /// Takes a pod that is going, and that does not run here, out of the API.
 pub(super) async fn remove(kubelet: &Inner, pod: &Value) {
     let preconditions = Preconditions { uid: Some(uid(pod).into()), resource_version: None };
-    let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default().grace_period(0) };
+    let parameters =
+        DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default().grace_period(0) };
     // Gone already, or another of the same name: as wanted.
     let _ = kubelet.pods(namespace(pod)).delete(name(pod), &parameters).await;
 }
@@ -167,7 +168,8 @@ impl Run {
         let standing = vec![(Standing::Waiting("ContainerCreating"), 0); containers.len()];
         let progress = watch::Sender::new(Progress { standing });
         let reporter = tokio::spawn(self.clone().report(progress.subscribe()));
-        let all = containers.iter().enumerate().map(|(at, container)| self.container(at, container, &progress));
+        let all =
+            containers.iter().enumerate().map(|(at, container)| self.container(at, container, &progress));
         let codes: Option<Vec<i32>> = futures::future::join_all(all).await.into_iter().collect();
         drop(progress);
         // The last report may still be on its way; it must not come after the phase.
@@ -176,7 +178,12 @@ impl Run {
     }
 
     /// One container with its restarts. The code it ended with for good, `None` if it was stopped.
-    async fn container(&self, at: usize, container: &Value, progress: &watch::Sender<Progress>) -> Option<i32> {
+    async fn container(
+        &self,
+        at: usize,
+        container: &Value,
+        progress: &watch::Sender<Progress>,
+    ) -> Option<i32> {
         let set = |standing: Standing, restarted: bool| {
             progress.send_modify(|p| {
                 p.standing[at].0 = standing;
@@ -261,9 +268,7 @@ impl Run {
     fn status(&self, progress: &Progress) -> Value {
         let ready = progress.standing.iter().all(|(standing, _)| matches!(standing, Standing::Running(_)));
         let now = timestamp(jiff::Timestamp::now());
-        let condition = |kind: &str, holds: bool| {
-            json!({"type": kind, "status": if holds { "True" } else { "False" }, "lastTransitionTime": now})
-        };
+        let condition = |kind: &str, holds: bool| json!({"type": kind, "status": if holds { "True" } else { "False" }, "lastTransitionTime": now});
         let containers: Vec<Value> = items(&self.pod["spec"], "containers")
             .zip(&progress.standing)
             .map(|(container, (standing, restarts))| {

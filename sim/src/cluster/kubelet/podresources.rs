@@ -40,7 +40,10 @@ struct Lister {
 
 #[tonic::async_trait]
 impl PodResourcesLister for Lister {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
         let entries = self.kubelet.devices.entries();
         let devices = |uid: &str, container: &str| {
             let of = entries.iter().filter(|entry| entry.pod_uid == uid && entry.container == container);

@@ -57,13 +57,15 @@ impl Extender {
 
     /// Whether a pod names a managed resource, be it with the value 0 or in an init container alone.
     pub(super) fn is_interested(&self, pod: &Value) -> bool {
-        let containers = ["containers", "initContainers"].into_iter().flat_map(|list| items(&pod["spec"], list));
+        let containers =
+            ["containers", "initContainers"].into_iter().flat_map(|list| items(&pod["spec"], list));
         let mut lists = containers.flat_map(|c| ["requests", "limits"].map(|list| &c["resources"][list]));
         lists.any(|list| self.config.managed.iter().any(|resource| list.get(resource).is_some()))
     }
 
     pub(super) async fn filter(&self, pod: &Value, nodes: &[String]) -> Result<Filtered, String> {
-        let answer: Filtered = self.call("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes})).await?;
+        let answer: Filtered =
+            self.call("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes})).await?;
         if answer.error.is_empty() { Ok(answer) } else { Err(answer.error) }
     }
 
@@ -78,7 +80,8 @@ impl Extender {
     }
 
     pub(super) async fn bind(&self, pod: &Value, node: &str) -> Result<(), String> {
-        let body = json!({"PodName": name(pod), "PodNamespace": namespace(pod), "PodUID": uid(pod), "Node": node});
+        let body =
+            json!({"PodName": name(pod), "PodNamespace": namespace(pod), "PodUID": uid(pod), "Node": node});
         let answer: Value = self.call("bind", &body).await?;
         match answer["Error"].as_str() {
             None | Some("") => Ok(()),
@@ -94,7 +97,8 @@ impl Extender {
             .body(Full::new(Bytes::from(body.to_string())))
             .map_err(|error| error.to_string())?;
         let exchange = async {
-            let response = self.client.request(request).await.map_err(|error| format!("Post {url}: {error}"))?;
+            let response =
+                self.client.request(request).await.map_err(|error| format!("Post {url}: {error}"))?;
             let status = response.status();
             let body = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
             if !status.is_success() {

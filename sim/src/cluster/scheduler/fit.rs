@@ -30,9 +30,14 @@ pub fn refusal(pod: &Value, node: &Value, used: &Amounts) -> Option<String> {
         return Some("node(s) didn't match Pod's node affinity/selector".into());
     }
     if let Some(taint) = items(&node["spec"], "taints").find(|taint| !tolerated(pod, taint)) {
-        return Some(format!("node(s) had untolerated taint {{{}}}", taint["key"].as_str().unwrap_or_default()));
+        return Some(format!(
+            "node(s) had untolerated taint {{{}}}",
+            taint["key"].as_str().unwrap_or_default()
+        ));
     }
-    let room = |resource: &str| amount(&node["status"]["allocatable"][resource]) - used.get(resource).copied().unwrap_or(0);
+    let room = |resource: &str| {
+        amount(&node["status"]["allocatable"][resource]) - used.get(resource).copied().unwrap_or(0)
+    };
     let short = requests(pod).into_iter().find(|(resource, wanted)| *wanted > 0 && room(resource) < *wanted);
     short.map(|(resource, _)| format!("Insufficient {resource}"))
 }
@@ -44,7 +49,9 @@ fn affinity(affinity: &Value, node: &Value) -> bool {
     }
     let field = |term: &Value| {
         items(term, "matchFields").all(|f| {
-            f["key"] == "metadata.name" && f["operator"] == "In" && items(f, "values").any(|v| v == name(node))
+            f["key"] == "metadata.name"
+                && f["operator"] == "In"
+                && items(f, "values").any(|v| v == name(node))
         })
     };
     items(required, "nodeSelectorTerms").any(|term| {
@@ -58,10 +65,15 @@ fn tolerated(pod: &Value, taint: &Value) -> bool {
         return true;
     }
     items(&pod["spec"], "tolerations").any(|toleration| {
-        let effect = toleration["effect"].is_null() || toleration["effect"] == "" || toleration["effect"] == taint["effect"];
+        let effect = toleration["effect"].is_null()
+            || toleration["effect"] == ""
+            || toleration["effect"] == taint["effect"];
         let exists = toleration["operator"] == "Exists";
-        let key = toleration["key"] == taint["key"] || (exists && toleration["key"].as_str().is_none_or(str::is_empty));
-        let value = exists || toleration["value"].as_str().unwrap_or_default() == taint["value"].as_str().unwrap_or_default();
+        let key = toleration["key"] == taint["key"]
+            || (exists && toleration["key"].as_str().is_none_or(str::is_empty));
+        let value = exists
+            || toleration["value"].as_str().unwrap_or_default()
+                == taint["value"].as_str().unwrap_or_default();
         effect && key && value
     })
 }
@@ -124,7 +136,8 @@ mod tests {
     }
 
     fn pod(spec: Value) -> Value {
-        let mut pod = json!({"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "containers": []}});
+        let mut pod =
+            json!({"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "containers": []}});
         for (key, value) in spec.as_object().unwrap() {
             pod["spec"][key] = value.clone();
         }
@@ -133,14 +146,23 @@ mod tests {
 
     #[test]
     fn nodes_refuse_for_the_reasons_that_the_scheduler_gives() {
-        let gpu = |n: u32| json!({"resources": {"requests": {"nvidia.com/gpu": n.to_string(), "cpu": "500m"}}});
+        let gpu =
+            |n: u32| json!({"resources": {"requests": {"nvidia.com/gpu": n.to_string(), "cpu": "500m"}}});
         for (spec, used, expected) in [
             (json!({}), Amounts::new(), None),
             (json!({"tolerations": []}), Amounts::new(), Some("untolerated taint {gpu}")),
             (json!({"nodeSelector": {"pool": "b"}}), Amounts::new(), Some("affinity/selector")),
             (json!({"containers": [gpu(1)]}), Amounts::new(), None),
-            (json!({"containers": [gpu(1)]}), Amounts::from([("nvidia.com/gpu".into(), 1000)]), Some("Insufficient nvidia.com/gpu")),
-            (json!({"containers": [gpu(0)], "initContainers": [gpu(2)]}), Amounts::new(), Some("Insufficient nvidia.com/gpu")),
+            (
+                json!({"containers": [gpu(1)]}),
+                Amounts::from([("nvidia.com/gpu".into(), 1000)]),
+                Some("Insufficient nvidia.com/gpu"),
+            ),
+            (
+                json!({"containers": [gpu(0)], "initContainers": [gpu(2)]}),
+                Amounts::new(),
+                Some("Insufficient nvidia.com/gpu"),
+            ),
             (json!({}), Amounts::from([("pods".into(), 2000)]), Some("Insufficient pods")),
         ] {
             let found = refusal(&pod(spec.clone()), &node(), &used);

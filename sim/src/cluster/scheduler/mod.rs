@@ -133,14 +133,21 @@ impl Scheduler {
         let mut soonest = Duration::from_secs(5);
         for pod in pods.iter().filter(|pod| self.is_ours(pod) && !state.assumed.contains_key(uid(pod))) {
             match state.waiting.get(uid(pod)) {
-                Some(Waiting { until: Some(until), .. }) if *until > now => soonest = soonest.min(*until - now),
-                Some(Waiting { unless_changed: Some(seen), .. }) if *seen == (view.fingerprint, own_fingerprint(pod)) => {}
+                Some(Waiting { until: Some(until), .. }) if *until > now => {
+                    soonest = soonest.min(*until - now)
+                }
+                Some(Waiting { unless_changed: Some(seen), .. })
+                    if *seen == (view.fingerprint, own_fingerprint(pod)) => {}
                 _ => ready.push(pod),
             }
         }
         ready.sort_by_key(|pod| {
             let priority = pod["spec"]["priority"].as_i64().unwrap_or(0);
-            (std::cmp::Reverse(priority), meta(pod, "creationTimestamp").to_owned(), super::api::store::version(pod))
+            (
+                std::cmp::Reverse(priority),
+                meta(pod, "creationTimestamp").to_owned(),
+                super::api::store::version(pod),
+            )
         });
         ready.first().map(|pod| (*pod).clone()).ok_or(soonest)
     }
@@ -173,7 +180,12 @@ impl Scheduler {
             }
         }
         for node in &nodes {
-            for part in [&node["metadata"]["labels"], &node["metadata"]["annotations"], &node["spec"], &node["status"]["allocatable"]] {
+            for part in [
+                &node["metadata"]["labels"],
+                &node["metadata"]["annotations"],
+                &node["spec"],
+                &node["status"]["allocatable"],
+            ] {
                 fingerprint.add(&part.to_string());
             }
         }
@@ -232,10 +244,18 @@ impl Scheduler {
         // Without a score, the emptiest node, as NodeResourcesFit has it by default.
         let pods_on = |node: &String| view.used.get(node).and_then(|u| u.get("pods")).copied().unwrap_or(0);
         let best = feasible.into_iter().max_by_key(|node| {
-            (scores.get(node).copied().unwrap_or(0), std::cmp::Reverse(pods_on(node)), std::cmp::Reverse(node.clone()))
+            (
+                scores.get(node).copied().unwrap_or(0),
+                std::cmp::Reverse(pods_on(node)),
+                std::cmp::Reverse(node.clone()),
+            )
         });
         best.ok_or_else(|| {
-            let all = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ");
+            let all = reasons
+                .iter()
+                .map(|(reason, count)| format!("{count} {reason}"))
+                .collect::<Vec<_>>()
+                .join(", ");
             NoNode::Unschedulable(format!("0/{} nodes are available: {all}.", view.nodes.len()))
         })
     }
@@ -247,9 +267,13 @@ impl Scheduler {
             None => {
                 let target = json!({"apiVersion": "v1", "kind": "Node", "name": node});
                 let metadata = json!({"name": name(pod), "uid": uid(pod)});
-                let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
+                let binding =
+                    json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
                 let path = format!("/api/v1/namespaces/{}/pods/{}/binding", namespace(pod), name(pod));
-                raw::create(&self.client, &path, &binding).await.map(|_| ()).map_err(|error| error.to_string())
+                raw::create(&self.client, &path, &binding)
+                    .await
+                    .map(|_| ())
+                    .map_err(|error| error.to_string())
             }
         };
         match bound {
@@ -279,7 +303,8 @@ impl Scheduler {
     }
 
     async fn tell(&self, pod: &Value, reasons: &str) {
-        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons});
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons});
         let path = format!("/api/v1/namespaces/{}/pods/{}/status", namespace(pod), name(pod));
         let patch = json!({"metadata": {"uid": uid(pod)}, "status": {"conditions": [condition]}});
         // The pod may be gone meanwhile.
@@ -310,7 +335,9 @@ struct Fingerprint(u64);
 impl Fingerprint {
     /// Whatever the order.
     fn add(&mut self, part: &str) {
-        let hash = part.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        let hash = part
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         self.0 = self.0.wrapping_add(hash);
     }
 }
