@@ -22,7 +22,7 @@ pub struct Args {
     /// The kubelet's root directory.
     #[arg(long, env = "GPU_MIGRATE_KUBELET_DIR", default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub kubelet_dir: PathBuf,
-    /// Where nvidia_checkpoint is kept [default: <kubelet-dir>/plugins/gpu-migrate].
+    /// Where nvidia_checkpoint is kept [default: plugins/gpu-migrate below the kubelet's].
     #[arg(long, env = "GPU_MIGRATE_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The cards: "nvml", or a YAML or JSON file that lists them.
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
     /// Write CDI specifications of our own here, one a container, and name those to the runtime (for instance /var/run/cdi).
-    /// Without it the CDI strategies name NVIDIA's devices, nvidia.com/gpu=<uuid>.
+    /// Without it the CDI strategies name NVIDIA's devices, nvidia.com/gpu=UUID.
     #[arg(long, env = "GPU_MIGRATE_CDI_SPEC_DIR", value_name = "DIR")]
     pub cdi_spec_dir: Option<PathBuf>,
     /// How shares of a card are kept apart.

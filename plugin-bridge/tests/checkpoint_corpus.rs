@@ -1,5 +1,7 @@
 //! Checkpoints of real kubelets: each parses, and every truncation of each is parsed to the same rows or refused.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::path::PathBuf;
 
 use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
