@@ -197,6 +197,19 @@ impl Cluster {
         self.components.iter_mut().try_for_each(Component::check)
     }
 
+    /// Fails if one of our programs was refused something by the apiserver: then `deploy/` gives it too few rights, or it
+    /// does what it should not.
+    ///
+    /// # Errors
+    /// With the lines of its log that say so.
+    pub fn check_rights(&self) -> Result<()> {
+        for component in self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-")) {
+            let refused = component.log_lines("forbidden")?;
+            ensure!(refused.is_empty(), "{} has too few rights:\n{}", component.name(), refused.join("\n"));
+        }
+        Ok(())
+    }
+
     /// Waits, and gives up at once when a component dies meanwhile.
     ///
     /// # Errors

@@ -46,6 +46,7 @@ pub mod http;
 pub mod image;
 pub mod layout;
 pub mod leftovers;
+pub mod manifests;
 pub mod metrics;
 pub mod migration;
 pub mod nodes;

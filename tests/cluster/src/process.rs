@@ -179,6 +179,22 @@ impl Component {
         tail(&self.log, lines).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
+    /// The first few lines of the log that contain a word, in small letters or capitals.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub fn log_lines(&self, word: &str) -> Result<Vec<String>> {
+        const FEW: usize = 10;
+        let log = fs::read(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
+        let log = String::from_utf8_lossy(&log);
+        Ok(log
+            .lines()
+            .filter(|line| line.to_ascii_lowercase().contains(word))
+            .take(FEW)
+            .map(str::to_owned)
+            .collect())
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let group = Pid::from_raw(i32::try_from(child.id()).context("process number out of range")?);

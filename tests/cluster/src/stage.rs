@@ -7,17 +7,15 @@ use gpu_migrate_model::names::Dialect;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::MutatingWebhookConfiguration,
-        core::v1::{Namespace, Node, Secret},
+        core::v1::{Node, Secret},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
-
-use serde_json::json;
 
 use crate::{
     binaries,
@@ -25,6 +23,7 @@ use crate::{
     configs::NODE,
     http,
     layout::KUBELET_ROOT,
+    manifests,
     process::Recipe,
     wait::Seen,
 };
@@ -95,29 +94,26 @@ impl Cluster {
     async fn enter_bridged(&mut self) -> Result<()> {
         let bin = binaries::ours()?;
         self.apply_crds().await?;
-        self.system_namespace().await?;
-        self.add(self.extender(&bin))?;
+        self.apply_rights().await?;
+        self.add(self.extender(&bin)?)?;
         self.schedule_with(Some(self.kit.ports.extender[0]))?;
-        self.add(self.bridge(&bin))?;
+        self.add(self.bridge(&bin)?)?;
         self.until("the bridge's registration socket", PATIENCE, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
         .await?;
         self.add(self.nvidia_plugin(BRIDGE_SOCKET))?;
-        self.add(self.webhook(&bin))?;
+        self.add(self.webhook(&bin)?)?;
         self.webhook_registered().await?;
         let dialect = Dialect::default();
         self.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
     }
 
-    /// Where the webhook keeps its CA.
-    async fn system_namespace(&self) -> Result<()> {
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        namespaces
-            .patch(SYSTEM_NAMESPACE, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(namespace))
-            .await?;
+    /// The namespace, the accounts and the rights that `deploy/` gives our programs.
+    async fn apply_rights(&self) -> Result<()> {
+        for object in manifests::objects("base")?.iter().filter(|object| manifests::is_right(object)) {
+            manifests::apply(&self.client, object, false).await?;
+        }
         Ok(())
     }
 
@@ -207,18 +203,19 @@ impl Cluster {
             .flag("device-discovery-strategy", "nvml")
     }
 
-    fn bridge(&self, bin: &Path) -> Recipe {
-        self.ours("gpu-migrate-bridge", bin, self.kit.ports.bridge_metrics)
+    fn bridge(&self, bin: &Path) -> Result<Recipe> {
+        Ok(self
+            .ours("gpu-migrate-bridge", bin, self.kit.ports.bridge_metrics)?
             .flag("node-name", NODE)
             .flag("kubelet-dir", KUBELET_ROOT)
             .flag("inventory", "nvml")
             .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
-            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults())
+            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults()))
     }
 
-    fn extender(&self, bin: &Path) -> Recipe {
+    fn extender(&self, bin: &Path) -> Result<Recipe> {
         let [port, metrics] = self.kit.ports.extender;
-        self.ours("gpu-migrate-extender", bin, metrics).flag("bind", format!("127.0.0.1:{port}"))
+        Ok(self.ours("gpu-migrate-extender", bin, metrics)?.flag("bind", format!("127.0.0.1:{port}")))
     }
 
     /// Restarts the webhook with further flags and a CA made anew, and waits until it is registered.
@@ -226,7 +223,7 @@ impl Cluster {
     /// # Errors
     /// If it does not come up.
     pub async fn webhook_anew(&mut self, flags: &[(&str, &str)]) -> Result<()> {
-        let recipe = self.webhook(&binaries::ours()?);
+        let recipe = self.webhook(&binaries::ours()?)?;
         let recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
         let webhook = self.component("gpu-migrate-webhook")?;
         webhook.stop()?;
@@ -241,22 +238,27 @@ impl Cluster {
         .await
     }
 
-    fn webhook(&self, bin: &Path) -> Recipe {
+    fn webhook(&self, bin: &Path) -> Result<Recipe> {
         let [port, metrics] = self.kit.ports.webhook;
-        self.ours("gpu-migrate-webhook", bin, metrics)
+        Ok(self
+            .ours("gpu-migrate-webhook", bin, metrics)?
             .flag("bind", format!("127.0.0.1:{port}"))
             .flag("namespace", SYSTEM_NAMESPACE)
             .arg("--register")
             .flag("service-url", format!("https://127.0.0.1:{port}"))
             .flag("drain-delay", "1s")
-            .flag("drain-timeout", "3s")
+            .flag("drain-timeout", "3s"))
     }
 
-    fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Recipe {
-        Recipe::new(name, bin.join(name))
-            .flag("kubeconfig", &self.kit.admin)
+    /// One of our programs, under its own account.
+    fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Result<Recipe> {
+        let account = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{name}");
+        let kubeconfig =
+            self.kit.pki.kubeconfig(self.kit.ports.apiserver, &account, "system:serviceaccounts")?;
+        Ok(Recipe::new(name, bin.join(name))
+            .flag("kubeconfig", kubeconfig)
             .flag("metrics-bind", format!("127.0.0.1:{metrics}"))
-            .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info")
+            .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info"))
     }
 
     /// Applies the CRDs that we ship, and waits until the API serves them.
@@ -264,24 +266,10 @@ impl Cluster {
     /// # Errors
     /// If the API refuses one, or it is not served within half a minute.
     pub async fn apply_crds(&mut self) -> Result<()> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        for entry in
-            std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?
-        {
-            let path = entry?.path();
-            if path.extension().is_none_or(|e| e != "yaml") {
-                continue;
-            }
-            let text = std::fs::read_to_string(&path)?;
-            let crd: serde_json::Value =
-                serde_saphyr::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
-            // A kustomization may lie beside them.
-            if crd["kind"] != "CustomResourceDefinition" {
-                continue;
-            }
+        for crd in manifests::objects("crds")? {
+            manifests::apply(&self.client, &crd, false).await?;
             let name = crd["metadata"]["name"].as_str().context("a CRD has a name")?.to_owned();
-            api.patch(&name, &PatchParams::apply("cluster-tests").force(), &Patch::Apply(&crd)).await?;
             self.until(&format!("{name} to be established"), Duration::from_secs(30), || async {
                 let crd = api.get(&name).await?;
                 let conditions = crd.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();

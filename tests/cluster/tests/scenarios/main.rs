@@ -43,6 +43,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
         scenario!(Legacy, resources::sense_is_accepted_and_nonsense_is_refused),
+        scenario!(Bridged, resources::what_we_ship_is_accepted),
         scenario!(Bridged, path::a_namespace_that_is_not_opted_in_is_untouched),
         scenario!(Bridged, path::a_deployment_becomes_shared_pods_on_the_chosen_cards),
         scenario!(Bridged, path::shared_pods_keep_off_legacy_cards_and_wake_when_one_is_freed),
@@ -109,6 +110,7 @@ async fn run(scenario: &Scenario, shared: &Mutex<Shared>) -> Result<Completion, 
     let mut outcome = async {
         cluster.enter(scenario.stage).await?;
         (scenario.run)(cluster).await?;
+        cluster.check_rights()?;
         cluster.check()
     }
     .await;

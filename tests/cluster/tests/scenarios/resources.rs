@@ -1,7 +1,7 @@
 //! The custom resources, as the apiserver takes them: schemas, defaults, and the rules that refuse nonsense.
 
-use anyhow::{Result, bail, ensure};
-use gpu_migrate_cluster_tests::Cluster;
+use anyhow::{Context, Result, bail, ensure};
+use gpu_migrate_cluster_tests::{Cluster, manifests};
 use gpu_migrate_model::names::{GROUP, VERSION};
 use kube::{
     Api,
@@ -76,5 +76,20 @@ pub(crate) async fn sense_is_accepted_and_nonsense_is_refused(cluster: &mut Clus
         matches!(&left, Err(kube::Error::Api(status)) if status.code == 404),
         "a dry run stored something: {left:?}"
     );
+    Ok(())
+}
+
+/// Every manifest of `deploy/` is taken by the apiserver, unknown fields and all other doubts being errors.
+pub(crate) async fn what_we_ship_is_accepted(cluster: &mut Cluster) -> Result<()> {
+    let mut count = 0;
+    for folder in ["crds", "base", "backstop"] {
+        for object in manifests::objects(folder)? {
+            manifests::apply(&cluster.client, &object, true)
+                .await
+                .with_context(|| format!("deploy/{folder}"))?;
+            count += 1;
+        }
+    }
+    ensure!(count > 20, "only {count} objects were found");
     Ok(())
 }

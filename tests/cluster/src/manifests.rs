@@ -1,0 +1,67 @@
+//! What `deploy/` ships, applied as it is: definitions, accounts and rights for real, everything else as a dry run, since the
+//! harness starts the programs itself. So every scenario runs with the rights that a cluster's owner would give.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use serde_json::Value;
+
+/// Kinds that make up an account and its rights.
+const RIGHTS: [&str; 6] =
+    ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+
+/// All objects of the YAML files of one of `deploy/`'s folders, namespaces first; kustomizations are left out.
+///
+/// # Errors
+/// If a file cannot be read or is not YAML.
+pub fn objects(folder: &str) -> Result<Vec<Value>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(folder);
+    let mut files: Vec<PathBuf> = fs::read_dir(&folder)
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.retain(|path| path.extension().is_some_and(|e| e == "yaml"));
+    files.sort();
+    let mut all = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(&path)?;
+        let documents: Vec<Value> =
+            serde_saphyr::from_multiple(&text).with_context(|| format!("cannot read {}", path.display()))?;
+        all.extend(documents.into_iter().filter(|d| !d.is_null() && d["kind"] != "Kustomization"));
+    }
+    all.sort_by_key(|object| object["kind"] != "Namespace");
+    Ok(all)
+}
+
+/// Whether an object is an account or its rights.
+pub fn is_right(object: &Value) -> bool {
+    RIGHTS.iter().any(|kind| object["kind"] == *kind)
+}
+
+/// Applies an object by server-side apply; as a dry run it is only checked, strictly.
+///
+/// # Errors
+/// If it is incomplete, or the API refuses it.
+pub async fn apply(client: &Client, object: &Value, dry_run: bool) -> Result<()> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let version = text(&object["apiVersion"]).context("an object without apiVersion")?;
+    let kind = text(&object["kind"]).context("an object without kind")?;
+    let name = text(&object["metadata"]["name"]).with_context(|| format!("a {kind} without a name"))?;
+    let (group, version) = version.split_once('/').unwrap_or(("", &version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
+    let api: Api<DynamicObject> = match text(&object["metadata"]["namespace"]) {
+        Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let mut parameters = PatchParams::apply("cluster-tests").force().validation_strict();
+    parameters.dry_run = dry_run;
+    api.patch(&name, &parameters, &Patch::Apply(object)).await.with_context(|| format!("{kind} {name}"))?;
+    Ok(())
+}
