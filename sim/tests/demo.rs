@@ -1,5 +1,7 @@
 //! The demo from beginning to end, and that its observer would notice.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use gpu_migrate_sim::demo::{self, DemoArgs, Fault, Outcome};
 
 #[tokio::test(flavor = "multi_thread")]

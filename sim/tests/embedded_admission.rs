@@ -1,5 +1,7 @@
 //! Mutating webhooks on the embedded API server: who is called, what is taken over, and what happens when a webhook fails.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ async fn review(State(asked): State<Asked>, uri: axum::http::Uri, Json(review): 
     let patch = |operations: Value| STANDARD.encode(operations.to_string());
     match path.as_str() {
         "deny" => {
-            response = json!({"uid": response["uid"], "allowed": false, "status": {"message": "not today"}})
+            response = json!({"uid": response["uid"], "allowed": false, "status": {"message": "not today"}});
         }
         "label" => {
             response["patchType"] = json!("JSONPatch");

@@ -1,5 +1,7 @@
 //! The embedded API server through real clients: kube-rs, and kubectl where there is one.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -167,8 +169,8 @@ async fn the_watcher_of_kube_runtime_follows_in_both_of_its_ways() {
         assert_eq!(objects.try_next().await.unwrap().unwrap().name_any(), "b");
         maps.delete("b", &DeleteParams::default()).await.unwrap();
     }
-    let mut metadata =
-        kube::runtime::metadata_watcher(maps, watcher::Config::default()).applied_objects().boxed();
+    let partial: Api<kube::core::PartialObjectMeta<ConfigMap>> = Api::default_namespaced(client.clone());
+    let mut metadata = watcher(partial, watcher::Config::default()).applied_objects().boxed();
     assert_eq!(metadata.try_next().await.unwrap().unwrap().name_any(), "a");
 }
 

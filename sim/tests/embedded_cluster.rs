@@ -1,5 +1,7 @@
 //! The embedded cluster as a whole: scheduler, controllers, kubelet and device manager, with what was seen of real ones as the measure.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

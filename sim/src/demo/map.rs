@@ -19,7 +19,7 @@ pub struct MapNode {
 
 /// The whole map.
 #[must_use]
-pub fn render(nodes: &[MapNode], cards: &Cards) -> String {
+pub(super) fn render(nodes: &[MapNode], cards: &Cards) -> String {
     let mut text = String::new();
     let nobody = Vec::new();
     for node in nodes {
@@ -41,7 +41,7 @@ pub fn render(nodes: &[MapNode], cards: &Cards) -> String {
 
 /// `node-a LL12.` : a letter a card — `L`egacy, the tenths of a shared card, `.` for free, `!` for what must not be.
 #[must_use]
-pub fn line(nodes: &[MapNode], cards: &Cards) -> String {
+pub(super) fn line(nodes: &[MapNode], cards: &Cards) -> String {
     let sign = |uuid: &String| match cards.get(uuid).map(Vec::as_slice) {
         None | Some([]) => '.',
         Some([Use { share: None, .. }]) => 'L',

@@ -62,7 +62,7 @@ struct State {
 
 /// The observer. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Observer {
+pub(super) struct Observer {
     state: Arc<Mutex<State>>,
     /// Blocks of each card, by UUID.
     blocks: Arc<BTreeMap<String, usize>>,
@@ -71,7 +71,10 @@ pub struct Observer {
 impl Observer {
     /// One for cards of this memory, in MiB by UUID. It ends with the channel.
     #[must_use]
-    pub fn start(memory: &BTreeMap<String, u64>, mut happenings: mpsc::UnboundedReceiver<Happening>) -> Self {
+    pub(super) fn start(
+        memory: &BTreeMap<String, u64>,
+        mut happenings: mpsc::UnboundedReceiver<Happening>,
+    ) -> Self {
         let observer = Self::of(memory);
         let watching = observer.clone();
         tokio::spawn(async move {
@@ -90,17 +93,17 @@ impl Observer {
     }
 
     /// Who is on which card now.
-    pub fn cards(&self) -> Cards {
+    pub(super) fn cards(&self) -> Cards {
         self.state.lock().cards.clone()
     }
 
     /// What must not have been, so far.
-    pub fn violations(&self) -> Violations {
+    pub(super) fn violations(&self) -> Violations {
         self.state.lock().violations.clone()
     }
 
     /// Starts of containers with cards, so far.
-    pub fn started(&self) -> usize {
+    pub(super) fn started(&self) -> usize {
         self.state.lock().started
     }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// The story told by default.
-pub const DEFAULT: &str = include_str!("story.yaml");
+pub(super) const DEFAULT: &str = include_str!("story.yaml");
 
 /// A story.
 #[derive(Clone, Debug, Deserialize)]
@@ -128,7 +128,8 @@ mod tests {
     fn the_built_in_story_is_readable() {
         let script = Script::parse(DEFAULT).unwrap();
         assert_eq!(script.nodes.len(), 3);
-        let wants: [(&str, fn(&Step) -> bool); 4] = [
+        type Is = fn(&Step) -> bool;
+        let wants: [(&str, Is); 4] = [
             ("a kubelet restart", |s| matches!(s, Step::RestartKubelet { .. })),
             ("an agent crash", |s| matches!(s, Step::CrashAgent { .. })),
             ("a stale checkpoint", |s| matches!(s, Step::StaleCheckpoint { .. })),

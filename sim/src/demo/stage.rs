@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::observer::Observer;
 use super::process::Process;
 use super::script::NodeScript;
-use crate::cluster::api::{ApiServer, Running};
+use crate::cluster::api::ApiServer;
 use crate::cluster::controllers;
 use crate::cluster::kubelet::{Kubelet, NodeSpec, Pace};
 use crate::cluster::nvidia::NvidiaPlugin;
@@ -38,7 +38,6 @@ pub enum Fault {
 
 /// Everything that runs.
 pub(super) struct Stage {
-    pub(super) api: Running,
     pub(super) client: Client,
     pub(super) scheduler: std::sync::Arc<Scheduler>,
     pub(super) observer: Observer,
@@ -100,7 +99,7 @@ impl Stage {
             }),
         };
         let scheduler = Scheduler::start(config, client.clone(), stop.clone());
-        let stage = Self { api, client, scheduler, observer, nodes: stage_nodes, kubeconfig, parts, stop };
+        let stage = Self { client, scheduler, observer, nodes: stage_nodes, kubeconfig, parts, stop };
         stage.until_ready().await?;
         Ok(stage)
     }

@@ -92,9 +92,7 @@ pub async fn mutate(
                 continue;
             }
             let request = request(creation, object);
-            if let Err(refusal) = one(webhook, creation, &request, object, &mut warnings).await {
-                return Err(refusal);
-            }
+            one(webhook, creation, &request, object, &mut warnings).await?;
             refill(object);
             *called_with = Some(object.clone());
         }

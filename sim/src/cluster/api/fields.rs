@@ -40,7 +40,7 @@ impl Fields {
                 set.below = below.collect();
             }
             Value::Array(list) => {
-                set.below = elements(field, list).map(|(key, v)| (key, Self::of_value("", v))).collect()
+                set.below = elements(field, list).map(|(key, v)| (key, Self::of_value("", v))).collect();
             }
             _ => {}
         }

@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod apply;
+pub mod bind;
 pub mod conditions;
 pub mod defaults;
 pub mod discovery;
@@ -17,6 +18,7 @@ pub mod jsonpath;
 pub mod kinds;
 pub mod merge_keys;
 pub mod object;
+pub mod remove;
 pub mod request;
 pub mod select;
 pub mod serve;
@@ -197,7 +199,7 @@ impl ApiServer {
             let uid = json!({"preconditions": {"uid": object::uid(object)}});
             let already = !meta(object, "deletionTimestamp").is_empty();
             if !already
-                && let Err(refusal) = write::delete(self, &target, &request::Parameters::default(), &uid)
+                && let Err(refusal) = remove::delete(self, &target, &request::Parameters::default(), &uid)
             {
                 tracing::debug!(name = target.name, refusal = refusal.message, "garbage stays for now");
             }

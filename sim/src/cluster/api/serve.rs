@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::request::{self, Form, Parameters, Target, Verb};
 use super::status::Refusal;
 use super::store::version;
-use super::{ApiServer, discovery, object, table, watch, write};
+use super::{ApiServer, bind, discovery, object, remove, table, watch, write};
 
 /// Largest body: as etcd would take it.
 const LARGEST_BODY: usize = 3 << 20;
@@ -143,12 +143,12 @@ async fn act(
         (Verb::Get, "log") => return Err(Refusal::not_served("logs: simulated containers print nothing")),
         (Verb::Get, _) => return get(server, target, parameters),
         (Verb::List, _) => return list(server, target, parameters),
-        (Verb::Create, "binding") => write::bind(server, target, &body)?,
+        (Verb::Create, "binding") => bind::bind(server, target, &body)?,
         (Verb::Create, "eviction") => evict(server, target, parameters, &body)?,
         (Verb::Create, "") => write::create(server, target, parameters, body).await?,
         (Verb::Update, "" | "status") => write::update(server, target, parameters, body)?,
         (Verb::Patch, "" | "status") => write::patch(server, target, parameters, body).await?,
-        (Verb::Delete, "") => write::delete(server, target, parameters, &body)?,
+        (Verb::Delete, "") => remove::delete(server, target, parameters, &body)?,
         (Verb::DeleteAll, "") => return delete_all(server, target, parameters, &body),
         _ => return Err(Refusal::method()),
     };
@@ -207,7 +207,7 @@ fn evict(
 ) -> Result<write::Done, Refusal> {
     let whole = Target { subresource: String::new(), ..target.clone() };
     // There are no budgets here that could stand against it.
-    write::delete(server, &whole, parameters, &body["deleteOptions"])?;
+    remove::delete(server, &whole, parameters, &body["deleteOptions"])?;
     let status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     Ok(write::Done { object: status.into(), created: true, warnings: Vec::new() })
@@ -229,7 +229,7 @@ fn delete_all(
             name: object::name(object).into(),
             ..target.clone()
         };
-        match write::delete(server, &one, parameters, options) {
+        match remove::delete(server, &one, parameters, options) {
             Ok(_) => gone.push(Value::clone(object)),
             Err(refusal) if refusal.code == StatusCode::NOT_FOUND => {}
             Err(refusal) => return Err(refusal),

@@ -1,17 +1,17 @@
-//! Creating, updating, patching and deleting: what changes objects. Each change is decided and stored under the store's one lock;
+//! Creating, updating and patching: what changes objects. Each change is decided and stored under the store's one lock;
 //! only webhooks are called outside of it, before.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::admission::{self, Creation};
 use super::apply::{Writer, apply, record_update};
 use super::kinds::Kind;
 use super::object::{self, items, meta, metadata, timestamp};
 use super::request::{Parameters, Target, check_shape};
-use super::status::{self, Refusal};
+use super::status::Refusal;
 use super::store::{ResourceId, Write};
 use super::{ApiServer, defaults, strategic};
 
@@ -27,7 +27,7 @@ pub struct Done {
 }
 
 impl Done {
-    fn changed(object: Arc<Value>) -> Self {
+    pub(super) fn changed(object: Arc<Value>) -> Self {
         Self { object, created: false, warnings: Vec::new() }
     }
 }
@@ -404,143 +404,4 @@ fn settle_identity(kind: &Kind, live: &Value, after: &mut Value) -> Result<(), R
         metadata(after).insert("generation".into(), generation.into());
     }
     Ok(())
-}
-
-/// Deletes an object, at once or gracefully.
-///
-/// # Errors
-/// 404, 409 for preconditions that do not hold, 501 for foreground propagation.
-pub fn delete(
-    server: &ApiServer,
-    target: &Target,
-    parameters: &Parameters,
-    options: &Value,
-) -> Result<Done, Refusal> {
-    let kind = &*target.kind;
-    let option = |key: &str| match parameters.get(key) {
-        "" => options[key].clone(),
-        given => given.parse::<i64>().map_or_else(|_| given.into(), Value::from),
-    };
-    let propagation = option("propagationPolicy");
-    if propagation == "Foreground" {
-        return Err(Refusal::not_served(
-            "propagationPolicy Foreground; use Background (the default) or Orphan",
-        ));
-    }
-    let grace = option("gracePeriodSeconds").as_u64();
-    let mut dry = None;
-    let mut going = None;
-    let key = (target.namespace.clone(), target.name.clone());
-    let result = server.store.change(&kind.id(), &key, |live| {
-        let Some(live) = live else { return Err(Refusal::not_found(&kind.qualified(), &target.name)) };
-        check_preconditions(kind, live, &options["preconditions"])?;
-        if parameters.dry_run() || options["dryRun"][0] == "All" {
-            dry = Some(live.clone());
-            return Err(Refusal::internal("dry run"));
-        }
-        Ok(match deletion(kind, live, grace) {
-            None => Write::Remove,
-            Some(after) => {
-                going = Some(());
-                Write::Put(after)
-            }
-        })
-    });
-    if let Some(object) = dry {
-        return Ok(Done::changed(object));
-    }
-    let object = result?;
-    if propagation == "Orphan" {
-        server.orphan(object::uid(&object));
-    }
-    if going.is_some() {
-        return Ok(Done::changed(object));
-    }
-    server.after_delete(kind, &object);
-    let answer = status::success(&kind.plural, object::name(&object), object::uid(&object));
-    // As a real one: pods are answered as they were, everything else with a Status.
-    let answer = if kind.kind == "Pod" { object } else { Arc::new(answer) };
-    Ok(Done::changed(answer))
-}
-
-fn check_preconditions(kind: &Kind, live: &Value, wanted: &Value) -> Result<(), Refusal> {
-    for (key, what) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
-        if let Some(wanted) = wanted[key].as_str().filter(|wanted| *wanted != meta(live, key)) {
-            return Err(Refusal::conflict(format!(
-                "Operation cannot be fulfilled on {} {:?}: the {what} in the precondition ({wanted}) does not match the {what} in record ({}).",
-                kind.qualified(),
-                object::name(live),
-                meta(live, key)
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// The object while it goes; `None` where it is gone at once.
-fn deletion(kind: &Kind, live: &Value, grace: Option<u64>) -> Option<Value> {
-    let finalizers = items(&live["metadata"], "finalizers").next().is_some();
-    let seconds = match kind.kind.as_str() {
-        "Pod" => {
-            let finished =
-                ["Succeeded", "Failed"].contains(&live["status"]["phase"].as_str().unwrap_or_default());
-            let bound = live["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
-            let own = live["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
-            if bound && !finished { grace.unwrap_or(own) } else { 0 }
-        }
-        _ => 0,
-    };
-    if seconds == 0 && !finalizers {
-        return None;
-    }
-    let mut after = live.clone();
-    let now = Timestamp::now();
-    let fields = metadata(&mut after);
-    if !fields.contains_key("deletionTimestamp") {
-        let until = now + jiff::SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(30));
-        fields.insert("deletionTimestamp".into(), timestamp(until).into());
-        fields.insert("deletionGracePeriodSeconds".into(), json!(seconds));
-    }
-    Some(after)
-}
-
-/// Binds a pod: sets its node and merges the Binding's annotations in the same write (seen on 1.33; labels are not merged).
-///
-/// # Errors
-/// 404; 409 for a pod that is bound, being deleted, or another than the one meant.
-pub fn bind(server: &ApiServer, target: &Target, body: &Value) -> Result<Done, Refusal> {
-    let node = body["target"]["name"].as_str().unwrap_or_default().to_owned();
-    if node.is_empty() {
-        return Err(Refusal::invalid("Binding", &target.name, "target.name", "Required value"));
-    }
-    let key = (target.namespace.clone(), target.name.clone());
-    server.store.change(&target.kind.id(), &key, |live| {
-        let Some(live) = live else { return Err(Refusal::not_found("pods", &target.name)) };
-        let refuse = |why: String| Err(Refusal::conflict(format!("Operation cannot be fulfilled on pods/binding {:?}: {why}", target.name)));
-        let wanted = meta(body, "uid");
-        if !wanted.is_empty() && wanted != object::uid(live) {
-            return refuse(format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {}", object::uid(live)));
-        }
-        if !meta(live, "deletionTimestamp").is_empty() {
-            return refuse(format!("pod {} is being deleted, cannot be assigned to a host", target.name));
-        }
-        if let Some(bound) = live["spec"]["nodeName"].as_str().filter(|bound| !bound.is_empty()) {
-            return refuse(format!("pod {} is already assigned to node {bound:?}", target.name));
-        }
-        if items(&live["spec"], "schedulingGates").next().is_some() {
-            return refuse(format!("pod {} has non-empty .spec.schedulingGates", target.name));
-        }
-        let mut after = Value::clone(live);
-        after["spec"]["nodeName"] = node.into();
-        if let Some(annotations) = body["metadata"]["annotations"].as_object() {
-            let own = object::map(metadata(&mut after).entry("annotations").or_insert(Value::Null));
-            own.extend(annotations.iter().map(|(key, value)| (key.clone(), value.clone())));
-        }
-        let condition = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(Timestamp::now())});
-        strategic::apply(&mut after, &json!({"status": {"conditions": [condition]}}));
-        Ok(Write::Put(after))
-    })?;
-    let answer =
-        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    Ok(Done { object: Arc::new(answer), created: true, warnings: Vec::new() })
 }

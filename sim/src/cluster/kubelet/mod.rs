@@ -224,7 +224,7 @@ async fn follow(kubelet: Arc<Inner>) {
             }
             Ok(Event::Init | Event::InitDone) => {}
             Err(error) => {
-                tracing::debug!(%error, node = kubelet.spec.name, "the watch of pods is opened again")
+                tracing::debug!(%error, node = kubelet.spec.name, "the watch of pods is opened again");
             }
         }
     }

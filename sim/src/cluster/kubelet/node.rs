@@ -27,7 +27,7 @@ pub(super) async fn report(kubelet: Arc<Inner>) {
             match tell(&kubelet, &nodes, &status).await {
                 Ok(()) => told = status,
                 Err(error) => {
-                    tracing::debug!(%error, node = kubelet.spec.name, "the node could not be reported")
+                    tracing::debug!(%error, node = kubelet.spec.name, "the node could not be reported");
                 }
             }
         }

@@ -134,7 +134,7 @@ impl Scheduler {
         for pod in pods.iter().filter(|pod| self.is_ours(pod) && !state.assumed.contains_key(uid(pod))) {
             match state.waiting.get(uid(pod)) {
                 Some(Waiting { until: Some(until), .. }) if *until > now => {
-                    soonest = soonest.min(*until - now)
+                    soonest = soonest.min(*until - now);
                 }
                 Some(Waiting { unless_changed: Some(seen), .. })
                     if *seen == (view.fingerprint, own_fingerprint(pod)) => {}
