@@ -6,8 +6,8 @@
 //! asks of one. The node's fragmentation is the mean over shapes by frequency.
 //!
 //! **Rounding is part of it.** The published scheduler brings the gradient to an integer from 0 to 100 by a sigmoid, and gives
-//! ties to the first node by name. With the gradient as it is, unrounded, the openb experiment ends at 93.2 % and not at the
-//! published 95.39 %; rounded, at 95.38 %: gradients that differ by little mean little, and it is better to fill one node
+//! ties to the first node by name. With the gradient as it is, unrounded, the openb experiment ended at 93.2 % in a
+//! prototype and not at the published 95.39 %; rounded, at 95.5 %: gradients that differ by little mean little, and it is better to fill one node
 //! than to chase the last hundredth.
 
 use super::mix::Mix;

@@ -15,10 +15,10 @@
 //! falls to each node of the fleet that could take it when empty: [`KEEP`] times part of all requests × cores ×
 //! (nodes ÷ nodes that could). Where few nodes could, those are worth more.
 //!
-//! **Measured** on the openb trace, GPU allocation ratio at 90, 100 and 130 % of arrival, mean of the seeds 42 to 51 (see the
-//! simulation's documentation for the table): FGD 89.98, 95.22, 95.38; outlook 89.99, 96.1, 96.2. Neither the number of futures
-//! (4 to 32), their length (60 to 120), the seed that they are drawn with, nor [`KEEP`] (1 to 3) moved the last figure
-//! by more than 0.3. Without the kept nodes it is the same, but 8-card requests are refused early: 86 to 88 at 90 %.
+//! **Measured** on the openb trace, GPU allocation ratio at 90, 100 and 130 % of arrival, mean of the seeds 42 to 51: FGD 90.0, 95.3, 95.5;
+//! outlook 90.0, 96.2, 96.3 (the table is in the simulation's `trace` module). In a prototype, neither the number of futures (8 or 16), their
+//! length (60 or 100), the seed that they were drawn with, nor [`KEEP`] (1 to 3) moved the last figure by more than 0.5, and it
+//! stayed above FGD's. Without the kept nodes it is as good in the end, but requests for 8 cards are refused early: 86 to 88 at 90 %.
 
 use super::mix::Mix;
 use super::room::{CardRoom, Room, Shape, Want};
