@@ -164,7 +164,7 @@ fn checkpoint(c: &mut Criterion) {
         b.iter(|| books.observe_book(black_box(&parsed), 5));
     });
     group.bench_function("baseline: one stat", |b| {
-        b.iter(|| std::fs::metadata(black_box(Path::new("/"))).is_ok())
+        b.iter(|| std::fs::metadata(black_box(Path::new("/"))).is_ok());
     });
     group.finish();
 }

@@ -173,7 +173,11 @@ impl Books {
         }
         let mut same =
             self.grants.iter().filter(|(_, g)| !g.confirmed && g.resource == *resource && g.kubelet == *keys);
-        same.rfind(|(_, g)| !self.predates_amnesia(g)).map(|(id, grant)| (*id, grant))
+        // What it was given may have gone to somebody else since.
+        same.rfind(|(id, g)| {
+            !self.predates_amnesia(g) && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
+        })
+        .map(|(id, grant)| (*id, grant))
     }
 
     fn make(
