@@ -42,6 +42,10 @@ pub enum Command {
     /// Namespaces with their labels are taken from the same paths and from --policy. The rewrite is the very code
     /// of the admission webhook.
     Plan(PlanArgs),
+    /// See what migrating would give: on a snapshot of a cluster, or on a public trace; needs no cluster.
+    Simulate(gpu_migrate_sim::command::SimulateArgs),
+    /// Show a migration from beginning to end on simulated nodes; needs no cluster and no card.
+    Demo(gpu_migrate_sim::demo::DemoArgs),
     /// Check a cluster before a migration: versions, webhook, plugins, quotas, pods. Ends with go or no-go.
     ///
     /// Every finding says what was found and what to do. One no-go makes the whole a no-go (exit status 3).

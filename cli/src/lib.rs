@@ -1,6 +1,6 @@
 //! gpu-migrate, the command line of the migration.
 //!
-//! Offline commands (`plan`, `crds`, `completion`, `man`) need no cluster; those in [`cluster`] look at one, or at a dump
+//! Offline commands (`plan`, `simulate`, `demo`, `crds`, `completion`, `man`) need no cluster; those in [`cluster`] look at one, or at a dump
 //! of one. What decides is pure and stands in modules of its own; what reads files and writes to the terminal is thin
 //! and here.
 
@@ -27,6 +27,12 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     let (mut out, mut err) = (io::BufWriter::new(anstream::stdout().lock()), anstream::stderr());
     let exit = match cli.command {
         Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
+        Command::Simulate(args) => gpu_migrate_sim::command::run(&args, &mut out).map(|()| Exit::Done)?,
+        Command::Demo(args) => {
+            // It draws on the terminal itself.
+            drop(out);
+            return demo(args);
+        }
         Command::Preflight(args) => look(&args, &mut out, cluster::preflight::preflight)?,
         Command::Status(args) => look(&args.look, &mut out, |snapshot| {
             cluster::status::status(snapshot, args.node.as_deref(), args.holders)
@@ -47,6 +53,16 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     };
     out.flush()?;
     Ok(exit)
+}
+
+/// `gpu-migrate demo`. A broken invariant would be the answer no.
+fn demo(args: gpu_migrate_sim::demo::DemoArgs) -> anyhow::Result<Exit> {
+    // The only failure is that a provider is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    // Many programs of the demo run at once: they need threads.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(gpu_migrate_sim::demo::run(args))?;
+    Ok(if outcome.violations.total() == 0 { Exit::Done } else { Exit::No })
 }
 
 /// A command that only looks: list, decide, say.

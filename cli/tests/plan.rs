@@ -106,6 +106,10 @@ fn colour_only_where_it_was_asked_for() {
 fn errors_name_file_document_and_field_and_hide_nothing() {
     let good = std::fs::read_to_string(examples().join("deployment.yaml")).unwrap();
     let cases = [
+        (
+            "{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: x}, spec: {project: p, mode: Off}}\n",
+            "GPUMigration x: spec.mode: Off without quotes is the boolean false; write \"Off\"",
+        ),
         ("kind: [\n", "stdin: document 1 cannot be read: "),
         ("a: 1\n", "stdin:1 (document 1): kind: is missing; expected the kind"),
         (

@@ -99,7 +99,13 @@ fn read_migration(manifest: &Manifest) -> Result<GPUMigration, PolicyProblem> {
     read_strict(&manifest.value).map_err(|error| PolicyProblem::Unreadable {
         place: manifest.origin.to_string(),
         name: manifest.name.clone(),
-        reason: error.to_string(),
+        reason: match manifest.value.pointer("/spec/mode") {
+            // In the YAML that kubectl reads, Off is a boolean; the API server refuses it too.
+            Some(Value::Bool(false)) => {
+                "spec.mode: Off without quotes is the boolean false; write \"Off\"".to_owned()
+            }
+            _ => error.to_string(),
+        },
     })
 }
 
