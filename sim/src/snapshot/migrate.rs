@@ -212,7 +212,7 @@ impl Mover<'_> {
         for (at, known) in self.snapshot.nodes.iter().enumerate() {
             match self.look(at, admit(known, &rewritten.spec), rewritten) {
                 Ok(choice) if best.is_none_or(|(_, other)| choice.merit > other.merit) => {
-                    best = Some((at, choice))
+                    best = Some((at, choice));
                 }
                 Ok(_) => {}
                 Err(why) => *refused.entry(why).or_default() += 1,

@@ -163,7 +163,7 @@ pub fn csv(gains: &[Gain]) -> Result<String, csv::Error> {
             ])?;
         }
     }
-    let bytes = writer.into_inner().map_err(|error| error.into_error())?;
+    let bytes = writer.into_inner().map_err(csv::IntoInnerError::into_error)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
