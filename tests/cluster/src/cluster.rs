@@ -29,6 +29,9 @@ use crate::{
 /// Long enough for anything that works, on two busy cores.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What a refusal for want of rights reads like, in small letters. A namespace that is going away is forbidden in other words.
+const REFUSED: &str = "is forbidden: user";
+
 /// A running cluster. Dropping it stops everything and removes everything but the logs.
 pub struct Cluster {
     /// For the API, as administrator.
@@ -204,7 +207,7 @@ impl Cluster {
     /// With the lines of its log that say so.
     pub fn check_rights(&self) -> Result<()> {
         for component in self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-")) {
-            let refused = component.log_lines("forbidden")?;
+            let refused = component.log_lines(REFUSED)?;
             ensure!(refused.is_empty(), "{} has too few rights:\n{}", component.name(), refused.join("\n"));
         }
         Ok(())
