@@ -1,6 +1,8 @@
 //! Replays of traces: of a small one that was made up (`tests/trace`, seeded, in the proportions of real ones), and of the openb
 //! trace where it is at hand: `GPU_MIGRATE_TRACE_DIR=<folder with openb_*.csv>`.
 
+#![allow(clippy::unwrap_used)] // a test may fail
+
 use std::path::{Path, PathBuf};
 
 use gpu_migrate_sim::trace::experiment::{self, Outcome};
