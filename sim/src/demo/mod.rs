@@ -70,12 +70,20 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     if keep {
         teller.screen.say(&format!("export KUBECONFIG={}", teller.stage.kubeconfig.display()));
     }
-    for step in &script.steps {
-        if let Err(error) = teller.tell(step).await {
-            // The log is what explains it.
-            let kept = folder.keep();
-            return Err(error.context(format!("logs are in {}", kept.join("demo.log").display())));
+    let story = async {
+        for step in &script.steps {
+            teller.tell(step).await?;
         }
+        Ok(())
+    };
+    let told = tokio::select! {
+        told = story => told,
+        interrupted = interrupted() => interrupted.and_then(|()| anyhow::bail!("interrupted")),
+    };
+    if let Err(error) = told {
+        // The log is what explains it.
+        let kept = folder.keep();
+        return Err(error.context(format!("logs are in {}", kept.join("demo.log").display())));
     }
     let outcome = teller.outcome();
     teller.screen.say("The end:");
@@ -85,9 +93,18 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
         println!(
             "The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n  kubectl get pods,gpushadows -A"
         );
-        tokio::signal::ctrl_c().await?;
+        interrupted().await?;
     }
     Ok(outcome)
+}
+
+/// SIGINT or SIGTERM. The parts listen for them too, each to end in its own good order, so that they would not end the process.
+async fn interrupted() -> anyhow::Result<()> {
+    let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        interrupt = tokio::signal::ctrl_c() => Ok(interrupt?),
+        _ = term.recv() => Ok(()),
+    }
 }
 
 fn map_nodes(stage: &Stage, script: &Script) -> Vec<MapNode> {
