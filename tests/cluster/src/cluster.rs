@@ -292,14 +292,14 @@ impl Cluster {
         self.drop_fake_nodes().await
     }
 
-    /// Sets the annotations of the node that has a kubelet; `None` removes one.
+    /// Sets an annotation of a node.
     ///
     /// # Errors
     /// If the API refuses it.
-    pub async fn annotate_node(&self, key: &str, value: Option<&str>) -> Result<()> {
+    pub async fn annotate_node(&self, node: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
         Api::<Node>::all(self.client.clone())
-            .patch(NODE, &PatchParams::default(), &Patch::Merge(patch))
+            .patch(node, &PatchParams::default(), &Patch::Merge(patch))
             .await?;
         Ok(())
     }

@@ -10,7 +10,7 @@ use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::PATIENCE,
     configs::EXTENDER_TIMEOUT,
-    migration::{limit, shared_spec},
+    migration::{limit, shared_spec, uid},
     nodes::{BLOCKS_PER_CARD, FAKE},
     observe::{Claim, Holding, Kind, judge},
     proxy::SlowProxy,
@@ -18,7 +18,7 @@ use gpu_migrate_cluster_tests::{
     wait::{self, Seen},
     workload::{annotation, phase, phase_and_why, pod_spec},
 };
-use gpu_migrate_model::names::{Dialect, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
+use gpu_migrate_model::names::{CARDS_GENERATION, Dialect, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
 use k8s_openapi::api::{core::v1::Pod, scheduling::v1::PriorityClass};
 use kube::{
     Api, ResourceExt,
@@ -136,10 +136,20 @@ async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod
         .await
 }
 
+/// Deletes a pod outright, and says on its node that a card has room, as the bridge would: the deletion itself wakes waiting
+/// pods too, but the scheduler may ask the extender before the extender's own watch has heard of it.
 async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
-    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-    cluster.pods(namespace).delete(name, &now).await?;
-    Ok(())
+    let pods = cluster.pods(namespace);
+    let pod = pods.get(name).await?;
+    pods.delete(name, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
+    wait::until(&format!("{name} to be gone"), PATIENCE, || async {
+        Ok(Seen::from_bool(pods.get_opt(name).await?.is_none(), || "it is still there".into()))
+    })
+    .await?;
+    match node_of(&pod) {
+        Some(node) => cluster.annotate_node(node, CARDS_GENERATION, &format!("after-{}", uid(&pod))).await,
+        None => Ok(()),
+    }
 }
 
 /// A pod of a higher class gets a card by the end of those on it, and nobody else is ended.
