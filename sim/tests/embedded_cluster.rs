@@ -96,11 +96,16 @@ impl Cluster {
     }
 
     async fn next_start(&mut self) -> Given {
-        loop {
-            if let Happening::Started(given) = self.happenings.recv().await.unwrap() {
-                return *given;
+        let started = async {
+            loop {
+                if let Happening::Started(given) = self.happenings.recv().await.unwrap() {
+                    return *given;
+                }
             }
-        }
+        };
+        tokio::time::timeout(Duration::from_secs(20), started)
+            .await
+            .expect("waited in vain for a container to start")
     }
 
     fn rows(&self) -> Vec<(String, usize)> {
@@ -147,7 +152,10 @@ async fn a_restarted_kubelet_has_lost_its_plugins_and_kept_its_containers() {
     let given = cluster.next_start().await;
     cluster.kubelet.restart(Duration::from_millis(20)).await.unwrap();
     assert_eq!(cluster.kubelet.devices().counts().get("nvidia.com/gpu"), None);
-    cluster.until("the plugin to be back", || async { cluster.allocatable().await == "2" }).await;
+    // The node's status may still tell of the time before the restart: the kubelet itself is asked.
+    let back = || async { cluster.kubelet.devices().counts().get("nvidia.com/gpu") == Some(&(2, 2)) };
+    cluster.until("the plugin to be back", back).await;
+    cluster.until("the node to say so", || async { cluster.allocatable().await == "2" }).await;
     assert_eq!(cluster.rows(), [(given.uid.clone(), 1)], "the book was kept");
     assert_eq!(cluster.phase("p").await, "Running");
     cluster.create("q", gpu(json!(["run"]))).await;
