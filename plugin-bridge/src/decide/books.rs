@@ -338,11 +338,24 @@ impl Books {
         id
     }
 
-    /// Ends a promise: its devices are nobody's.
+    /// Ends a promise: its devices are nobody's, but for those that another promise has too (I3).
     pub(super) fn release(&mut self, id: GrantId) {
         let Some(grant) = self.grants.remove(&id) else { return };
-        self.owner.retain(|_, owner| *owner != id);
-        self.settle(&grant.holder, Rules::Found).ok();
+        let mut heirs = BTreeSet::from([grant.holder]);
+        for key in grant.actual.into_iter().filter(|key| self.owner.get(key) == Some(&id)).collect::<Vec<_>>()
+        {
+            // Of several the one named by the kubelet's book, and of those the latest.
+            let others = self.grants.iter().filter(|(_, other)| other.actual.contains(&key));
+            if let Some((heir, other)) = others.max_by_key(|(other, grant)| (grant.confirmed, **other)) {
+                heirs.insert(other.holder.clone());
+                self.owner.insert(key, *heir);
+            } else {
+                self.owner.remove(&key);
+            }
+        }
+        for holder in &heirs {
+            self.settle(holder, Rules::Found).ok();
+        }
         self.touch();
         self.freed += 1;
     }
@@ -382,8 +395,11 @@ impl Books {
         if pod.phase.terminal() {
             return true;
         }
+        // A kubelet that has lost its book does not hand on: it gives out anew what it has forgotten.
         let kind = pod.container(&old.holder.container).map(|c| c.ask.kind);
-        kind == Some(ContainerKind::Init) && !old.kubelet.is_disjoint(&new.kubelet)
+        kind == Some(ContainerKind::Init)
+            && !old.kubelet.is_disjoint(&new.kubelet)
+            && !self.predates_amnesia(old)
     }
 
     /// The kubelet may have written it down and lost it since.

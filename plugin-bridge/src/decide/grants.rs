@@ -56,7 +56,7 @@ pub struct Grant {
     pub holder: HolderId,
     /// The kubelet's book has named the holder.
     pub confirmed: bool,
-    /// Made by answering the kubelet in this life, not found in a book.
+    /// Given to the kubelet as an answer in this life, not only found in a book.
     pub answered: bool,
     /// Whom it was probably for, until confirmed.
     pub candidate: Option<HolderId>,

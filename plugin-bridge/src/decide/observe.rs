@@ -56,7 +56,8 @@ impl Books {
                     self.confirm(id, holder);
                 }
             } else if !self.is_gone(&holder, &keys, now) {
-                let actual = self.remembered(&resource, &keys).unwrap_or_else(|| keys.clone());
+                let given = self.remembered(&resource, &keys, Some(&holder));
+                let actual = given.unwrap_or_else(|| keys.clone());
                 seen.insert(self.found(Grant::new(resource, keys, actual, now).of(holder)));
             }
         }
@@ -129,7 +130,7 @@ impl Books {
                 if self.grants.values().any(|g| g.resource == resource && g.kubelet == keys) {
                     continue;
                 }
-                let actual = self.remembered(&resource, &keys).unwrap_or_else(|| keys.clone());
+                let actual = self.remembered(&resource, &keys, None).unwrap_or_else(|| keys.clone());
                 let mut grant = Grant::new(resource, keys, actual, now);
                 grant.holder =
                     HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
@@ -333,14 +334,24 @@ impl Books {
         }
     }
 
-    /// What an earlier life gave in place of these devices.
-    fn remembered(&mut self, resource: &Resource, keys: &BTreeSet<DeviceKey>) -> Option<BTreeSet<DeviceKey>> {
+    /// What an earlier life gave in place of these devices: to this holder, else to one it did not know yet. What it gave
+    /// to another holder says nothing: the kubelet gives the same devices out again, and then they need not deviate.
+    fn remembered(
+        &mut self,
+        resource: &Resource,
+        keys: &BTreeSet<DeviceKey>,
+        holder: Option<&HolderId>,
+    ) -> Option<BTreeSet<DeviceKey>> {
         let name = self.resource_name(resource).to_owned();
         let is = |d: &Deviation| {
             d.resource == name
                 && self.keys(resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(keys)
         };
-        let position = self.journal.iter().position(is)?;
+        let names =
+            |d: &Deviation| holder.is_some_and(|h| h.pod_uid == d.pod_uid && h.container == d.container);
+        let may_be = |d: &Deviation| holder.is_none() || d.pod_uid.is_empty();
+        let named = self.journal.iter().position(|d| is(d) && names(d));
+        let position = named.or_else(|| self.journal.iter().position(|d| is(d) && may_be(d)))?;
         let deviation = self.journal.swap_remove(position);
         self.keys(resource, deviation.actual_ids())
     }
@@ -367,6 +378,7 @@ impl Books {
             .grants
             .iter()
             .filter(|(_, g)| !g.confirmed && g.since < restarted && g.absent_since.is_some())
+            .filter(|(_, g)| !self.predates_amnesia(g))
             .map(|(id, _)| *id)
             .collect();
         for id in unwritten {

@@ -41,7 +41,8 @@ impl Books {
     #[must_use]
     pub fn deviations(&self) -> DeviationFile {
         let entries = self.grants.values().filter(|g| g.deviates()).map(|grant| {
-            let known = grant.whose();
+            // A guess would be read back as a fact.
+            let known = grant.confirmed.then_some(&grant.holder);
             let mut actual: BTreeMap<String, Vec<String>> = BTreeMap::new();
             for key in &grant.actual {
                 let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);

@@ -130,9 +130,10 @@ impl Books {
             && plan.bound.as_ref().is_none_or(|bound| self.cards_of(&grant.actual).iter().eq(bound))
         {
             let answer = self.answer(id, grant, true);
-            // Asked anew, its container's other resource will be asked for again too.
+            // Asked anew, its container's other resource will be asked for again too: a half, even if an earlier life of this
+            // agent made the promise.
             if let Some(grant) = self.grants.get_mut(&id) {
-                (grant.partner, grant.since) = (None, now);
+                (grant.answered, grant.partner, grant.since) = (true, None, now);
             }
             return Ok(answer);
         }
@@ -357,15 +358,15 @@ impl Books {
     /// The latest promise not taken up yet, if it is of the other resource.
     ///
     /// The kubelet asks for both resources of a container in a row, and writes its book before the next container: so a
-    /// half that the book does not know belongs to the container that is being admitted now.
+    /// half that the book does not know belongs to the container that is being admitted now. That it has a counterpart
+    /// does not close it: the counterpart may be what a container left behind that was refused its other resource. While the
+    /// book cannot be read, a container that follows another at once is thus put on the same card, or refused.
     fn open_half(&self, resource: SharedResource) -> Option<GrantId> {
         let waiting = self.grants.iter().filter(|(_, grant)| grant.answered && !grant.confirmed);
         let (id, latest) = waiting.max_by_key(|(id, grant)| (grant.since, **id))?;
         // A half that was given up is not waited for.
         let recent = self.clock.saturating_sub(latest.since) <= HALF_OPEN;
-        // One that has its counterpart is open again only if that was somebody else's, which a whole book would have told.
-        let lonely = latest.partner.is_none() || !self.book_refused;
-        (recent && lonely && latest.resource == Resource::Shared(other(resource))).then_some(*id)
+        (recent && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
     /// Answered just now, and its container's other resource was not asked for yet.
