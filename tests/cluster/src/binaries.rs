@@ -88,7 +88,7 @@ impl Binaries {
     /// # Errors
     /// If a program is neither found nor built.
     pub fn prepare() -> Result<Self> {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let here = &crate::package_folder();
         let kubernetes = |name: &str| go_tool(here, KUBERNETES_GO_MOD, "k8s.io/kubernetes", name);
         Ok(Self {
             etcd: installed("etcd")?,
@@ -184,7 +184,7 @@ pub fn ours() -> Result<PathBuf> {
     let folder = me.ancestors().nth(2).context("a test is in <target>/<profile>/deps")?;
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--locked"]);
+    command.current_dir(crate::package_folder()).args(["build", "--quiet", "--locked"]);
     for package in ["gpu-migrate-webhook", "gpu-migrate-admission-ext", "gpu-migrate-plugin-bridge"] {
         command.args(["--package", package]);
     }

@@ -60,3 +60,10 @@ pub mod workload;
 
 pub use cluster::Cluster;
 pub use stage::Stage;
+
+/// This package's folder in the checkout whose tests run. Asked for at run time: a target folder that several checkouts share
+/// may serve a test that was compiled in another one.
+#[must_use]
+pub fn package_folder() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)
+}

@@ -1,10 +1,7 @@
 //! What `deploy/` ships, applied as it is: definitions, accounts and rights for real, everything else as a dry run, since the
 //! harness starts the programs itself. So every scenario runs with the rights that a cluster's owner would give.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use kube::{
@@ -22,7 +19,7 @@ const RIGHTS: [&str; 6] =
 /// # Errors
 /// If a file cannot be read or is not YAML.
 pub fn objects(folder: &str) -> Result<Vec<Value>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(folder);
+    let folder = crate::package_folder().join("../../deploy").join(folder);
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .with_context(|| format!("cannot read {}", folder.display()))?
         .map(|entry| Ok(entry?.path()))
