@@ -203,6 +203,8 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "maxPods": 250,
             // What changes in the device plugins' lists reaches allocatable with the next tick: 10 s by default.
             "nodeStatusUpdateFrequency": "2s",
+            // And without a change it is told again, so that a test can wait for word from after an accident: 5 min by default.
+            "nodeStatusReportFrequency": "2s",
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
