@@ -20,10 +20,14 @@ use crate::proto::deviceplugin::{Empty, RegisterRequest, VERSION};
 
 /// File name in the device plugin directory; `KUBELET_SOCKET` of NVIDIA's plugin is its full path.
 pub const SOCKET: &str = "gpu-migrate@kubelet.sock";
+/// The kubelet's own socket beside it.
+const KUBELET: &str = "kubelet.sock";
 /// Shortest and longest time between two new sockets, so that a plugin that fails at once is not driven in circles.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A socket that served for this long without a doubt ends the back-off.
 const QUIET: Duration = Duration::from_secs(60);
+/// How long a socket that is gone stays away while the kubelet's is still the old one: then it was not a kubelet's doing.
+const WIPE: Duration = Duration::from_secs(1);
 
 /// Serves registrations until `stop`; makes the socket anew when it is gone, or when `upstreams` is in doubt.
 pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop: CancellationToken) {
@@ -31,9 +35,11 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
     let mut pause = PAUSE.0;
     while !stop.is_cancelled() {
         let began = tokio::time::Instant::now();
+        let kubelet = Stamp::of(&directory.path().join(KUBELET));
         match serve(&upstreams, &path, &mut directory, &stop).await {
-            // Wiped by a kubelet that starts: the sooner the plugin registers again, the better.
-            Ok(Over::Gone) => continue,
+            Ok(Over::Gone) => {
+                tokio::select! { () = wiped(&mut directory, kubelet) => continue, () = stop.cancelled() => break }
+            }
             Ok(Over::Ended) => {}
             Err(error) => tracing::warn!(%error, "NVIDIA's plugin cannot register"),
         }
@@ -41,6 +47,27 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
         tokio::select! { () = tokio::time::sleep(pause) => {}, () = stop.cancelled() => {} }
     }
     let _ = std::fs::remove_file(&path);
+}
+
+/// Waits until the kubelet that wiped the directory is done with it.
+///
+/// A kubelet that starts deletes all sockets one by one and makes its own last (`pkg/kubelet/cm/devicemanager/plugin/v1beta1`,
+/// `server.go`). NVIDIA's plugin starts anew when it sees the socket that it registers with: made too early, its own socket
+/// falls to the same wipe, and it tries again 30 s later.
+async fn wiped(directory: &mut DirectoryWatch, before: Option<Stamp>) {
+    let kubelet = directory.path().join(KUBELET);
+    let same_for_long = tokio::time::sleep(WIPE);
+    tokio::pin!(same_for_long);
+    loop {
+        let now = Stamp::of(&kubelet);
+        if now.is_some() && (now != before || same_for_long.is_elapsed()) {
+            return;
+        }
+        tokio::select! {
+            () = directory.changed() => {}
+            () = &mut same_for_long, if !same_for_long.is_elapsed() => {}
+        }
+    }
 }
 
 /// One life of the socket.
@@ -110,5 +137,44 @@ impl Registration for Desk {
             ));
         }
         self.upstreams.register(request).map(|()| Response::new(Empty {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file where a kubelet has its socket: only its stamp is looked at.
+    fn kubelet_starts(folder: &Path) {
+        std::fs::write(folder.join(KUBELET), "").unwrap();
+    }
+
+    async fn back(watch: &mut DirectoryWatch, before: Option<Stamp>) -> bool {
+        tokio::time::timeout(Duration::from_millis(200), wiped(watch, before)).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_wipe_of_a_starting_kubelet_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = CancellationToken::new();
+        let mut watch = DirectoryWatch::start(dir.path().to_path_buf(), stop.clone());
+        kubelet_starts(dir.path());
+        let old = Stamp::of(&dir.path().join(KUBELET));
+        assert!(!back(&mut watch, old).await, "the old kubelet's socket is not deleted yet");
+        std::fs::remove_file(dir.path().join(KUBELET)).unwrap();
+        assert!(!back(&mut watch, old).await, "the new kubelet has not made its socket yet");
+        kubelet_starts(dir.path());
+        wiped(&mut watch, old).await;
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_someone_else_deleted_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = CancellationToken::new();
+        let mut watch = DirectoryWatch::start(dir.path().to_path_buf(), stop.clone());
+        kubelet_starts(dir.path());
+        wiped(&mut watch, Stamp::of(&dir.path().join(KUBELET))).await;
+        stop.cancel();
     }
 }

@@ -134,8 +134,11 @@ impl LegacyPlugin {
             ));
             self.node.write_deviations().map_err(|e| not_written(&e))?;
         }
-        let mut upstream =
-            self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
+        let mut upstream = self.upstreams.get(&self.resource).await.map_err(|away| {
+            // The next one would wait as long, and fail as well.
+            self.node.with(|books, now| books.withdraw_resource(&self.resource, now));
+            Status::unavailable(away.to_string())
+        })?;
         let ask = ContainerAllocateRequest { devices_ids: granted.devices.clone() };
         let call = upstream.client.allocate(AllocateRequest { container_requests: vec![ask] });
         let answer = match tokio::time::timeout(ALLOCATE, call).await {
