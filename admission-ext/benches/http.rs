@@ -3,7 +3,7 @@
 //! `cargo bench -p gpu-migrate-admission-ext --bench http` prints, for each size, p50 and p99 of filter, prioritize
 //! and bind with *all* node names in the request, the server's processor time for one call (which a busy machine does
 //! not change), the time from start to ready, and the resident memory. The ratios of the last lines are to the smallest
-//! cluster of the same run.
+//! cluster of the same run. Names of scorings after `--` measure those alone (`-- binpack`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)] // a bench that cannot go on has nothing to say
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 const SIZES: [u32; 3] = [100, 1_000, 5_000];
 const SCORINGS: [&str; 3] = ["binpack", "fragmentation", "outlook"];
-const ROUNDS: usize = 1_000;
+const ROUNDS: usize = 2_000;
 
 struct Server {
     child: Child,
@@ -209,6 +209,9 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
 
 fn main() {
     let folder = tempfile::tempdir().unwrap();
+    // cargo adds `--bench`.
+    let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let asked = |scoring: &&str| asked.is_empty() || asked.iter().any(|name| name == scoring);
     println!(
         "| scoring | nodes | pods | start ms | RSS MiB | filter p50 / p99 / CPU ms | prioritize p50 / p99 / CPU ms | bind p50 / p99 ms |"
     );
@@ -219,7 +222,7 @@ fn main() {
         let shape = Shape { nodes, pods_per_node: 12, waiting: 3_000, cards: 8, seed: 1 };
         generate::write(shape, &mut BufWriter::new(std::fs::File::create(&path).unwrap())).unwrap();
         let load = Load::new(&path, nodes);
-        for scoring in SCORINGS {
+        for scoring in SCORINGS.into_iter().filter(asked) {
             let each = measure(&Server::start(&path, scoring), &load, scoring);
             per_node.push((scoring, nodes, each));
         }

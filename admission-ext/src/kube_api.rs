@@ -105,7 +105,15 @@ impl Api for Kube {
         let nodes: KubeApi<Node> = KubeApi::all(self.client.clone());
         let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
         let patched = nodes.patch_metadata(node, &params, &patch);
-        self.limited(patched).await.map(|_| ()).map_err(|error| error.to_string())
+        match self.limited(patched).await {
+            Ok(_) => Ok(()),
+            // A node that is gone, most likely: trying again will not help.
+            Err(BindFailure::Refused(why)) => {
+                tracing::warn!(node, why, "node cannot be annotated");
+                Ok(())
+            }
+            Err(failure) => Err(failure.to_string()),
+        }
     }
 
     async fn lift_gate(&self, pod: &PodFacts) -> Result<(), String> {

@@ -16,13 +16,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
-use crate::engine::{Engine, Leads, Settings, machine_clock};
+use crate::engine::{Engine, Leads, Settings, machine_clock, wake};
 use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
 use crate::leader::{self, Candidate};
 use crate::metrics::Metrics;
 use crate::score::Order;
 use crate::serve::{self, auth::Callers};
+use crate::state::Freed;
 use crate::state::pod::Rules;
 use crate::{snapshot, watch};
 
@@ -53,7 +54,7 @@ pub struct Args {
         env = "GPU_MIGRATE_TLS_NAMES",
         value_name = "NAME,…",
         value_delimiter = ',',
-        default_value = "localhost,127.0.0.1,gpu-migrate-extender,gpu-migrate-extender.gpu-migrate.svc"
+        default_value = "localhost,127.0.0.1,gpu-migrate-extender,gpu-migrate-extender.gpu-migrate-system.svc"
     )]
     tls_names: Vec<String>,
     /// Demand a client certificate that one of these CAs has signed
@@ -87,7 +88,7 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_LEADER_ELECT")]
     leader_elect: bool,
     /// Namespace of the Lease
-    #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate")]
+    #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
     namespace: String,
     /// Name of this replica in the Lease: the pod's name
     #[arg(long, env = "GPU_MIGRATE_IDENTITY", default_value_t = default_identity())]
@@ -227,7 +228,7 @@ fn generate(shape: Shape, output: &std::path::Path) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-type Parts = (Arc<Engine>, UnboundedReceiver<Arc<str>>);
+type Parts = (Arc<Engine>, UnboundedReceiver<Freed>);
 
 fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
     let start = std::time::Instant::now();
@@ -288,7 +289,7 @@ async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
 }
 
 /// Looks up doubtful binds, and wakes the pods that wait for room which the scheduler cannot see.
-fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Arc<str>>, stop: &CancellationToken) {
+fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Freed>, stop: &CancellationToken) {
     let doubts = Arc::clone(engine);
     let until = stop.clone();
     tokio::spawn(until.run_until_cancelled_owned(async move {
@@ -301,11 +302,14 @@ fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Arc<str>>, stop
     }));
     let waker = Arc::clone(engine);
     tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
-        let mut nodes = Vec::new();
-        while wakes.recv_many(&mut nodes, 4096).await > 0 {
-            waker.wake(std::mem::take(&mut nodes)).await;
-            // A burst of changes of one node is one touch.
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut freed = Vec::new();
+        // What could not be written is told again: there is always something to wait for.
+        while !freed.is_empty() || wakes.recv_many(&mut freed, usize::MAX).await > 0 {
+            tokio::time::sleep(wake::PATIENCE).await;
+            while let Ok(more) = wakes.try_recv() {
+                freed.push(more);
+            }
+            freed = waker.wake(freed).await;
         }
     }));
 }

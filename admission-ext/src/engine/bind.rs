@@ -5,6 +5,7 @@
 //! node is tried before the API server was asked what became of it (FACTS 4.5).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
 
@@ -12,6 +13,7 @@ use super::{Engine, Reply};
 use crate::api::{BindFailure, Binding, Found};
 use crate::decide::{Undecided, choose};
 use crate::metrics::Outcome;
+use crate::state::Cluster;
 use crate::state::pod::{Cards, PodFacts, choice};
 use crate::wire::{BindArgs, answer};
 
@@ -171,7 +173,7 @@ impl Engine {
         match self.api.look_up(namespace, name, uid).await {
             Ok(Found::Pod(pod)) => {
                 let pod = Arc::new(*pod);
-                self.cluster.write().set_pod((*pod).clone());
+                self.change(|cluster| cluster.set_pod((*pod).clone()));
                 Ok(pod)
             }
             Ok(Found::Finished | Found::Gone) => Err(BindError::Gone { pod: shown(), uid: uid.to_owned() }),
@@ -187,7 +189,16 @@ impl Engine {
         let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
         self.judge.refresh(&self.cluster.read());
         let until = (self.clock)().instant + held + self.settings.api_timeout + self.settings.doubt;
-        let mut cluster = self.cluster.write();
+        self.change(|cluster| self.assume_in(cluster, pod, node, until))
+    }
+
+    fn assume_in(
+        &self,
+        cluster: &mut Cluster,
+        pod: &Arc<PodFacts>,
+        node: &str,
+        until: Instant,
+    ) -> Result<Cards, BindError> {
         if let Some(earlier) = cluster.assumption(&pod.uid) {
             if &*earlier.node != node {
                 return Err(BindError::Doubt { pod: pod.shown(), node: earlier.node.to_string() });
@@ -196,11 +207,11 @@ impl Engine {
             cluster.renew(&pod.uid, until);
             return Ok(cards);
         }
-        if let Some(why) = self.gang_refusal(&cluster, pod) {
+        if let Some(why) = self.gang_refusal(cluster, pod) {
             let gang = pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
             return Err(BindError::Gang { gang, why });
         }
-        let exceeded = self.exceeded(&cluster, pod);
+        let exceeded = self.exceeded(cluster, pod);
         let quota = cluster.slot(node).and_then(|slot| exceeded.iter().find(|quota| quota.applies_to(slot)));
         if let Some(quota) = quota {
             return Err(BindError::Quota(quota.reason.clone()));
@@ -215,7 +226,6 @@ impl Engine {
         if let Some(gang) = &pod.gang {
             self.begin_gang(gang);
         }
-        drop(cluster);
         self.judge.count(pod);
         Ok(cards)
     }
@@ -229,7 +239,7 @@ impl Engine {
     ) -> Result<(), BindError> {
         if !self.leads_for(self.settings.api_timeout) {
             // Its answer might come after another replica has begun to look and to bind.
-            self.cluster.write().forget(&pod.uid);
+            self.change(|cluster| cluster.forget(&pod.uid));
             return Err(BindError::NotReady("this replica of gpu-migrate-extender may not lead much longer"));
         }
         let binding = self.binding_of(pod, node, &cards);
@@ -239,14 +249,14 @@ impl Engine {
                 Ok(())
             }
             Err(BindFailure::Refused(why)) => {
-                self.cluster.write().forget(&pod.uid);
+                self.change(|cluster| cluster.forget(&pod.uid));
                 Err(BindError::Api(BindFailure::Refused(why)))
             }
             Err(failure @ (BindFailure::Conflict(_) | BindFailure::Unknown(_))) => {
                 self.metrics.looked_up.inc();
                 // The request may still be on its way, counted from now and not from when it was sent.
                 let until = (self.clock)().instant + self.settings.doubt;
-                self.cluster.write().renew(&pod.uid, until);
+                self.change(|cluster| cluster.renew(&pod.uid, until));
                 self.outcome_of(pod, node, failure).await
             }
         }
@@ -268,11 +278,12 @@ impl Engine {
 
     /// The API server said yes: from now on the pod is where we put it, whenever the watch gets to say so.
     fn confirm(&self, pod: &Arc<PodFacts>, node: &str, cards: Cards) {
-        let mut cluster = self.cluster.write();
-        // If the assumption is gone, the watch was faster, or the pod is deleted already.
-        if cluster.assumption(&pod.uid).is_some() {
-            cluster.set_pod(PodFacts { node: Some(Arc::from(node)), cards, ..(**pod).clone() });
-        }
+        self.change(|cluster| {
+            // If the assumption is gone, the watch was faster, or the pod is deleted already.
+            if cluster.assumption(&pod.uid).is_some() {
+                cluster.set_pod(PodFacts { node: Some(Arc::from(node)), cards, ..(**pod).clone() });
+            }
+        });
     }
 
     /// Asks the API server what became of a bind that conflicted, or that it did not answer.
@@ -286,19 +297,19 @@ impl Engine {
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
             Ok(Found::Pod(now)) => match now.node.clone() {
                 Some(bound) => {
-                    self.cluster.write().set_pod(*now);
+                    self.change(|cluster| cluster.set_pod(*now));
                     same_node(pod, &bound, node)
                 }
                 None => {
                     if certain {
-                        self.cluster.write().forget(&pod.uid);
+                        self.change(|cluster| cluster.forget(&pod.uid));
                     }
                     // Unanswered and not bound: it may yet come true, so its cards are kept for a while.
                     Err(BindError::Api(failure))
                 }
             },
             Ok(Found::Finished | Found::Gone) if certain => {
-                self.cluster.write().remove_pod(&pod.uid);
+                self.change(|cluster| cluster.remove_pod(&pod.uid));
                 Err(BindError::Gone { pod: pod.shown(), uid: pod.uid.to_string() })
             }
             Ok(_) | Err(_) => Err(BindError::Api(failure)),
@@ -311,17 +322,16 @@ impl Engine {
         let Some(_mark) = self.mark(&pod.uid) else { return };
         let assumption = self.cluster.read().assumption(&pod.uid).cloned();
         // One that began and ended since has started the time anew.
-        let Some(assumption) = assumption.filter(|doubt| doubt.until <= (self.clock)().instant) else {
+        if assumption.is_none_or(|doubt| doubt.until > (self.clock)().instant) {
             return;
-        };
+        }
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {
-            Ok(Found::Pod(now)) if now.node.is_some() => _ = self.cluster.write().set_pod(*now),
+            Ok(Found::Pod(now)) if now.node.is_some() => self.change(|cluster| cluster.set_pod(*now)),
             Ok(Found::Pod(_)) => {
-                let change = self.cluster.write().forget(&pod.uid);
+                self.change(|cluster| cluster.forget(&pod.uid));
                 self.metrics.expired.inc();
-                self.wake_if(change, &assumption.node);
             }
-            Ok(Found::Finished | Found::Gone) => _ = self.cluster.write().remove_pod(&pod.uid),
+            Ok(Found::Finished | Found::Gone) => self.change(|cluster| cluster.remove_pod(&pod.uid)),
             Err(problem) => {
                 tracing::warn!(pod = %pod.shown(), problem, "outcome of its bind still unknown; its cards stay reserved");
             }

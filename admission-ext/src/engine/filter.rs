@@ -7,7 +7,7 @@ use gpu_migrate_model::ask::PodKind;
 use super::reasons::Reasons;
 use super::{Engine, Reply};
 use crate::decide::{fits, fits_without, placement};
-use crate::metrics::Outcome;
+use crate::metrics::{Outcome, Verb};
 use crate::score::scale;
 use crate::state::node::{NodeFacts, books};
 use crate::state::pod::PodFacts;
@@ -44,7 +44,8 @@ impl Engine {
             Err(problem) => return error(&problem.to_string()),
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
-        let (verdicts, reasons) = self.verdicts(&pod, &request.nodes);
+        let dry_run = verb == Verb::FilterDryrun.path();
+        let (verdicts, reasons) = self.verdicts(&pod, &request.nodes, dry_run);
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
         Reply {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
@@ -67,7 +68,7 @@ impl Engine {
             Err(problem) => return error(&problem.to_string()),
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
-        let (mut verdicts, mut reasons) = self.verdicts(&pod, &request.nodes);
+        let (mut verdicts, mut reasons) = self.verdicts(&pod, &request.nodes, false);
         if pod.kind != PodKind::Plain {
             let cluster = self.cluster.read();
             let left = |at: &usize| {
@@ -92,7 +93,7 @@ impl Engine {
         }
     }
 
-    fn verdicts(&self, pod: &PodFacts, nodes: &Nodes<'_>) -> (Vec<Verdict>, Reasons) {
+    fn verdicts(&self, pod: &PodFacts, nodes: &Nodes<'_>, dry_run: bool) -> (Vec<Verdict>, Reasons) {
         let mut reasons = Reasons::default();
         if let Err(problem) = &pod.ask {
             let never = Verdict::Unresolvable(reasons.text(problem));
@@ -101,6 +102,10 @@ impl Engine {
         let glance = Glance::of(pod);
         let mut verdicts = Vec::with_capacity(nodes.len());
         let mut cluster = self.cluster.read();
+        let noted = !dry_run && pod.kind != PodKind::Plain && !nodes.is_empty();
+        if noted {
+            self.refused.note(pod, &cluster, (self.clock)().instant);
+        }
         if !cluster.is_placed(&pod.uid)
             && let Some(refusal) = self.gang_refusal(&cluster, pod)
         {
@@ -122,6 +127,9 @@ impl Engine {
                 verdict = Verdict::Failed(reasons.text(&quota.reason));
             }
             verdicts.push(verdict);
+        }
+        if noted && verdicts.contains(&Verdict::Fits) {
+            self.refused.clear(&pod.uid);
         }
         (verdicts, reasons)
     }

@@ -159,8 +159,7 @@ impl Engine {
 
     async fn release(&self, gang: &GangRef, members: Vec<Held>, why: &'static str) {
         for held in members {
-            let change = self.cluster.write().forget(&held.pod.uid);
-            self.wake_if(change, &held.node);
+            self.change(|cluster| cluster.forget(&held.pod.uid));
             self.metrics.gang_released.inc();
             let error = released(gang, why);
             self.api.warn(&held.pod, "GangReleased", error.to_string()).await;
@@ -187,7 +186,7 @@ impl Engine {
         let ended = gangs.standing_back.len() < before;
         drop(gangs);
         if ended {
-            self.wake_any();
+            self.change(Cluster::free_somewhere);
         }
     }
 

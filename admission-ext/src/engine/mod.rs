@@ -5,6 +5,7 @@ mod filter;
 mod gang;
 mod preempt;
 mod reasons;
+pub mod wake;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use crate::score::{Judge, Order};
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::{PodFacts, Rules};
 use crate::state::quota::{Exceeded, Used};
-use crate::state::{Change, Cluster};
+use crate::state::{Cluster, Freed};
 
 /// Now, by both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -105,19 +106,21 @@ pub struct Engine {
     synced: AtomicBool,
     /// Until when this replica is certainly the one that binds.
     leads: Mutex<Leads>,
-    /// Nodes with more room than the scheduler can see.
-    woken: tokio::sync::mpsc::UnboundedSender<Arc<str>>,
+    refused: wake::Refused,
+    /// What was freed while refused pods wait.
+    woken: tokio::sync::mpsc::UnboundedSender<Freed>,
     metrics: Metrics,
 }
 
 impl Engine {
-    /// An engine over an empty cluster: not synced, not leading. The second value tells of nodes with new room.
+    /// An engine over an empty cluster: not synced, not leading. The second value tells what was freed, for
+    /// [`Engine::wake`].
     pub fn new(
         api: Arc<dyn Api>,
         settings: Settings,
         clock: Clock,
         metrics: Metrics,
-    ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Arc<str>>) {
+    ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Freed>) {
         let judge = Judge::new(settings.order);
         let (woken, wakes) = tokio::sync::mpsc::unbounded_channel();
         let engine = Self {
@@ -130,6 +133,7 @@ impl Engine {
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
             leads: Mutex::new(Leads::Not),
+            refused: wake::Refused::default(),
             woken,
             metrics,
         };
@@ -150,7 +154,9 @@ impl Engine {
 
     /// Caches are filled, or not any more.
     pub fn set_synced(&self, synced: bool) {
-        self.synced.store(synced, Ordering::Release);
+        if !self.synced.swap(synced, Ordering::AcqRel) && synced {
+            self.wake_those_of_before();
+        }
         self.metrics.ready.set(i64::from(self.is_ready()));
     }
 
@@ -204,52 +210,53 @@ impl Engine {
 
     /// A pod was added or changed in the API.
     pub fn set_pod(&self, pod: PodFacts) {
-        // More room by a pod's own change is seen by the scheduler itself; a gang that is complete now is not.
         let gang = pod.gang.clone();
-        let mut cluster = self.cluster.write();
-        let members = |cluster: &Cluster| gang.as_ref().map_or(0, |gang| cluster.members(&gang.key).count());
-        let before = members(&cluster);
-        cluster.set_pod(pod);
-        let complete = gang
-            .as_ref()
-            .is_some_and(|gang| before < gang.size as usize && members(&cluster) >= gang.size as usize);
-        drop(cluster);
-        if complete {
-            self.wake_any();
-        }
+        self.change(|cluster| {
+            let members =
+                |cluster: &Cluster| gang.as_ref().map_or(0, |gang| cluster.members(&gang.key).count());
+            let size = gang.as_ref().map_or(0, |gang| gang.size as usize);
+            let before = members(cluster);
+            cluster.set_pod(pod);
+            if before < size && members(cluster) >= size {
+                // Complete now, which the scheduler cannot see.
+                cluster.free_somewhere();
+            }
+        });
     }
 
     /// A pod is gone or has finished.
     pub fn remove_pod(&self, uid: &str) {
-        self.cluster.write().remove_pod(uid);
+        self.refused.clear(uid);
+        self.change(|cluster| cluster.remove_pod(uid));
         self.drop_member(uid);
     }
 
     /// A Node was added or changed.
     pub fn set_node(&self, name: &str, facts: NodeFacts) {
-        self.cluster.write().set_node(name, facts);
+        self.change(|cluster| cluster.set_node(name, facts));
     }
 
     /// A Node is gone.
     pub fn remove_node(&self, name: &str) {
-        self.cluster.write().remove_node(name);
+        self.change(|cluster| cluster.remove_node(name));
     }
 
-    /// A GPUShadow was added or changed: what the scheduler does not watch.
+    /// A GPUShadow was added or changed.
     pub fn set_shadow(&self, name: &str, shadow: ShadowFacts) {
-        let change = self.cluster.write().set_shadow(name, shadow);
-        self.wake_if(change, name);
+        self.change(|cluster| cluster.set_shadow(name, shadow));
     }
 
     /// A GPUShadow is gone.
     pub fn remove_shadow(&self, name: &str) {
-        self.cluster.write().remove_shadow(name);
+        self.change(|cluster| cluster.remove_shadow(name));
     }
 
     /// The owner's GPUConfig.
     pub fn set_config(&self, config: GPUConfigSpec) {
-        self.cluster.write().set_config(config);
-        self.wake_any();
+        self.change(|cluster| {
+            cluster.set_config(config);
+            cluster.free_somewhere();
+        });
     }
 
     /// The quotas that `pod` would break: with what its gang still misses, without what it holds itself.
@@ -264,38 +271,10 @@ impl Engine {
         cluster.quotas().exceeded(&pod.namespace, more, Used::default())
     }
 
-    fn wake_if(&self, change: Change, node: &str) {
-        if change == Change::MoreRoom {
-            // Nobody listens in a snapshot.
-            let _ = self.woken.send(Arc::from(node));
-        }
-    }
-
-    /// Wakes all waiting pods, by whichever node.
-    fn wake_any(&self) {
-        let node =
-            self.cluster.read().slots().find(|slot| slot.facts.is_some()).map(|slot| Arc::clone(&slot.name));
-        if let Some(node) = node {
-            let _ = self.woken.send(node);
-        }
-    }
-
-    /// Touches nodes that got room which the scheduler cannot see, if anyone is waiting for room.
-    pub async fn wake(&self, mut nodes: Vec<Arc<str>>) {
-        nodes.sort_unstable();
-        nodes.dedup();
-        let waiting = self.cluster.read().pods().any(|pod| pod.node.is_none() && !pod.gated);
-        for node in nodes.iter().filter(|_| waiting && self.is_ready()) {
-            match self.api.touch_node(node).await {
-                Ok(()) => _ = self.metrics.wakes.inc(),
-                Err(problem) => tracing::warn!(%node, problem, "waiting pods were not woken"),
-            }
-        }
-    }
-
     /// Looks up the pods whose binding may or may not have been made, and gives cards back where it was not.
     pub async fn resolve_doubts(&self) {
         self.end_standing_back();
+        self.prune_refusals();
         let overdue = self.cluster.read().overdue((self.clock)().instant);
         for pod in overdue {
             self.resolve(&pod).await;

@@ -15,7 +15,7 @@ const TEXTS: usize = 4;
 /// The reasons of one answer.
 #[derive(Debug, Default)]
 pub(super) struct Reasons {
-    seen: HashMap<Key, u16>,
+    seen: HashMap<Key, u16, ahash::RandomState>,
     refusals: Vec<Reason>,
 }
 

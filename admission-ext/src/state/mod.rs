@@ -28,9 +28,14 @@ use self::room::Rooms;
 /// Where a node is in [`Cluster::slots`]; never reused while the process lives.
 pub type SlotId = usize;
 
-/// One node.
+/// One node. Filter looks at thousands for each pod: what it looks at comes first and lies together.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Slot {
+    /// The node or its shadow was seen, and not only pods on it.
+    known: bool,
+    /// The books in a few words, for the first look of filter.
+    pub rooms: Rooms,
     /// Its name.
     pub name: Arc<str>,
     /// What the Node object says; `None` while only its shadow or its pods are known.
@@ -43,8 +48,6 @@ pub struct Slot {
     pub pods: HashMap<Arc<str>, Placed>,
     /// The books that follow.
     pub books: Books,
-    /// The same in a few words, for the first look of filter.
-    pub rooms: Rooms,
     /// Counts up whenever the books change.
     pub generation: u64,
     shadow: Option<Inventory>,
@@ -111,20 +114,20 @@ struct Known {
     slot: Option<SlotId>,
 }
 
-/// What happened to a node's room, for those who wake waiting pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Nothing that a waiting pod could use.
-    None,
-    /// There is more room than before.
-    MoreRoom,
+/// Something that a waiting pod may use, for those who wake it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// The node with more room than before; `None`: not a matter of one node.
+    pub node: Option<Arc<str>>,
+    /// [`Cluster::frees`] with this one.
+    pub count: u64,
 }
 
 /// Everything known.
 #[derive(Debug, Default)]
 pub struct Cluster {
     slots: Vec<Slot>,
-    by_name: HashMap<Arc<str>, SlotId>,
+    by_name: HashMap<Arc<str>, SlotId, ahash::RandomState>,
     pods: HashMap<Arc<str>, Known>,
     assumed: HashMap<Arc<str>, Assumption>,
     /// UIDs of the members of each gang.
@@ -132,6 +135,9 @@ pub struct Cluster {
     quotas: Quotas,
     /// Cards of each pool that shares never use.
     reserved: HashMap<String, Vec<u32>>,
+    /// How often something was freed, and what of it nobody has fetched yet.
+    frees: u64,
+    freed: Vec<Freed>,
     /// Slots are settled one by one as they change, but for the first filling.
     loading: bool,
 }
@@ -156,6 +162,28 @@ impl Cluster {
                 self.settle_slot(id);
             }
         }
+    }
+
+    /// How often something was freed since the beginning.
+    #[must_use]
+    pub fn frees(&self) -> u64 {
+        self.frees
+    }
+
+    /// What was freed since this was last called.
+    #[must_use]
+    pub fn take_freed(&mut self) -> Vec<Freed> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Waiting pods may have become placeable for a reason that is not one node's.
+    pub fn free_somewhere(&mut self) {
+        self.free(None);
+    }
+
+    fn free(&mut self, node: Option<Arc<str>>) {
+        self.frees += 1;
+        self.freed.push(Freed { node, count: self.frees });
     }
 
     /// The quotas, and what is used of them.
@@ -209,7 +237,7 @@ impl Cluster {
     pub fn numbered_slot(&self, name: &str) -> Option<(SlotId, &Slot)> {
         let id = *self.by_name.get(name)?;
         let slot = &self.slots[id];
-        (slot.facts.is_some() || slot.shadow.is_some()).then_some((id, slot))
+        slot.known.then_some((id, slot))
     }
 
     /// How many numbers of nodes were given out.
@@ -220,7 +248,7 @@ impl Cluster {
 
     /// All nodes.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().filter(|slot| slot.facts.is_some() || slot.shadow.is_some())
+        self.slots.iter().filter(|slot| slot.known)
     }
 
     /// The pod with this UID.
@@ -264,12 +292,11 @@ impl Cluster {
     }
 
     /// A Node was added or changed.
-    pub fn set_node(&mut self, name: &str, facts: NodeFacts) -> Change {
+    pub fn set_node(&mut self, name: &str, facts: NodeFacts) {
         let id = self.slot_id(name);
-        if self.slots[id].facts.as_ref() == Some(&facts) {
-            return Change::None;
+        if self.slots[id].facts.as_ref() != Some(&facts) {
+            self.change(id, |slot| slot.facts = Some(facts));
         }
-        self.change(id, |slot| slot.facts = Some(facts))
     }
 
     /// A Node is gone.
@@ -279,12 +306,12 @@ impl Cluster {
     }
 
     /// A GPUShadow was added or changed.
-    pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) -> Change {
+    pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) {
         let id = self.slot_id(name);
         self.change(id, |slot| {
             slot.shadow = Some(shadow.inventory);
             slot.found = shadow.found;
-        })
+        });
     }
 
     /// A GPUShadow is gone.
@@ -297,7 +324,7 @@ impl Cluster {
     }
 
     /// A pod was added or changed. Finished pods are to be removed instead.
-    pub fn set_pod(&mut self, pod: PodFacts) -> Change {
+    pub fn set_pod(&mut self, pod: PodFacts) {
         let pod = Arc::new(pod);
         let uid = Arc::clone(&pod.uid);
         if let Some(gang) = &pod.gang {
@@ -307,16 +334,16 @@ impl Cluster {
             // An older event than our own binding: the assumption stands.
             let slot = self.pods.get(&uid).and_then(|known| known.slot);
             self.pods.insert(uid, Known { pod, slot });
-            return Change::None;
+            return;
         };
         // Confirmed, or bound by someone else: either way the API says where it is.
         self.assumed.remove(&uid);
         let cards = pod.cards.clone();
-        self.place(&node, pod, cards)
+        self.place(&node, pod, cards);
     }
 
     /// A pod is gone or has finished.
-    pub fn remove_pod(&mut self, uid: &str) -> Change {
+    pub fn remove_pod(&mut self, uid: &str) {
         self.assumed.remove(uid);
         let known = self.pods.remove(uid);
         if let Some(gang) = known.as_ref().and_then(|known| known.pod.gang.as_ref())
@@ -327,11 +354,10 @@ impl Cluster {
                 self.gangs.remove(&gang.key);
             }
         }
-        match known.and_then(|known| known.slot) {
-            Some(id) => self.change(id, |slot| {
+        if let Some(id) = known.and_then(|known| known.slot) {
+            self.change(id, |slot| {
                 slot.pods.remove(uid);
-            }),
-            None => Change::None,
+            });
         }
     }
 
@@ -350,16 +376,14 @@ impl Cluster {
     }
 
     /// Takes a choice back that will certainly not come true.
-    pub fn forget(&mut self, uid: &str) -> Change {
+    pub fn forget(&mut self, uid: &str) {
         if self.assumed.remove(uid).is_none() {
-            return Change::None;
+            return;
         }
-        let Some(known) = self.pods.get_mut(uid) else { return Change::None };
-        match known.slot.take() {
-            Some(id) => self.change(id, |slot| {
+        if let Some(id) = self.pods.get_mut(uid).and_then(|known| known.slot.take()) {
+            self.change(id, |slot| {
                 slot.pods.remove(uid);
-            }),
-            None => Change::None,
+            });
         }
     }
 
@@ -381,29 +405,27 @@ impl Cluster {
         id
     }
 
-    fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) -> Change {
+    fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) {
         let id = self.slot_id(node);
         let uid = Arc::clone(&pod.uid);
         let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), slot: Some(id) });
-        let mut change = Change::None;
         if let Some(old) = before.and_then(|known| known.slot).filter(|old| *old != id) {
-            change = self.change(old, |slot| {
+            self.change(old, |slot| {
                 slot.pods.remove(&uid);
             });
         }
         if pod.kind == PodKind::Plain {
-            return change;
+            return;
         }
         let same = self.slots[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
         if same {
             // Most updates of a running pod: nothing that the books depend on.
             self.slots[id].pods.insert(uid, Placed { pod, cards });
-            return change;
+            return;
         }
-        let here = self.change(id, |slot| {
+        self.change(id, |slot| {
             slot.pods.insert(uid, Placed { pod, cards });
         });
-        if here == Change::MoreRoom { here } else { change }
     }
 
     fn settle_slot(&mut self, id: SlotId) {
@@ -419,16 +441,20 @@ impl Cluster {
     }
 
     /// Changes a slot and makes its books anew.
-    fn change(&mut self, id: SlotId, edit: impl FnOnce(&mut Slot)) -> Change {
+    fn change(&mut self, id: SlotId, edit: impl FnOnce(&mut Slot)) {
         let slot = &mut self.slots[id];
         edit(slot);
+        slot.known = slot.facts.is_some() || slot.shadow.is_some();
         if self.loading {
             slot.stale = true;
-            return Change::None;
+            return;
         }
         let before = slot.rooms.clone();
         self.settle_slot(id);
         let slot = &self.slots[id];
-        if slot.rooms.more_than(&before) { Change::MoreRoom } else { Change::None }
+        if slot.rooms.more_than(&before) {
+            let name = Arc::clone(&slot.name);
+            self.free(Some(name));
+        }
     }
 }

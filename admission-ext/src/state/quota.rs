@@ -85,6 +85,12 @@ impl Quotas {
         self.limits.is_empty()
     }
 
+    /// Whether any limit is on `namespace`.
+    #[must_use]
+    pub fn concern(&self, namespace: &str) -> bool {
+        self.limits.iter().any(|quota| quota.namespace == namespace)
+    }
+
     /// New limits. The sums start from nothing: every slot has to contribute again.
     pub(super) fn set(&mut self, limits: Vec<Quota>) {
         self.limits = limits;

@@ -7,6 +7,7 @@ use gpu_migrate_model::ask::{Demand, PodKind};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::place::Refusal;
 use gpu_migrate_model::units::{Blocks, Cores};
+use smallvec::SmallVec;
 
 use super::node::{Books, Inventory};
 use super::pod::PodFacts;
@@ -30,7 +31,7 @@ pub struct Room {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rooms {
     /// In the order of [`gpu_migrate_model::units::CardIndex`].
-    pub cards: Box<[Room]>,
+    pub cards: SmallVec<[Room; 8]>,
     /// Cards that legacy pods can get.
     free: u32,
     /// Cards that shared pods can get whole or begin.
@@ -78,7 +79,7 @@ impl Rooms {
     /// The rooms of these books.
     #[must_use]
     pub fn of(books: &Books, inventory: &Inventory) -> Self {
-        let cards: Box<[Room]> = books
+        let cards: SmallVec<[Room; 8]> = books
             .for_shares(inventory)
             .iter()
             .map(|card| Room {

@@ -132,7 +132,10 @@ impl Buffer {
 
     /// A node name: copied between quotes where nothing needs an escape, which is always so for real names.
     fn name(&mut self, name: &str) {
-        if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
+        // Without an early end, so that many bytes are looked at in one step.
+        let plain =
+            name.bytes().fold(true, |plain, byte| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\'));
+        if plain {
             self.0.push(b'"');
             self.text(name);
             self.0.push(b'"');

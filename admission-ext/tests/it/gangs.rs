@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_migrate_admission_ext::api::{Api, Memory};
-use gpu_migrate_admission_ext::engine::{Engine, Settings};
+use async_trait::async_trait;
+use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found, Memory};
+use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
+use gpu_migrate_admission_ext::state::pod::PodFacts;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -172,6 +174,101 @@ async fn gates_are_lifted_together_once_all_exist_and_would_fit() {
     assert_eq!(lifted(), 0, "one would not fit");
     engine.remove_pod("uid-x");
     assert_eq!(lifted(), 2);
+}
+
+/// Notes whose gate was lifted and who was told of what; refuses to bind one pod.
+#[derive(Default)]
+struct Noting {
+    refused: &'static str,
+    bound: parking_lot::Mutex<Vec<String>>,
+    lifted: parking_lot::Mutex<Vec<String>>,
+    told: parking_lot::Mutex<Vec<(String, &'static str)>>,
+}
+
+#[async_trait]
+impl Api for Noting {
+    async fn bind(&self, binding: &Binding) -> Result<(), BindFailure> {
+        if *binding.name == *self.refused {
+            return Err(BindFailure::Refused("no".into()));
+        }
+        self.bound.lock().push(binding.name.to_string());
+        Ok(())
+    }
+    async fn look_up(&self, _: &str, _: &str, _: &str) -> Result<Found, String> {
+        Ok(Found::Gone)
+    }
+    async fn touch_node(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+    async fn lift_gate(&self, pod: &PodFacts) -> Result<(), String> {
+        self.lifted.lock().push(pod.name.to_string());
+        Ok(())
+    }
+    async fn warn(&self, pod: &PodFacts, reason: &'static str, message: String) {
+        assert!(message.contains("default/g"), "{message}");
+        self.told.lock().push((pod.name.to_string(), reason));
+    }
+}
+
+#[tokio::test]
+async fn where_one_cannot_be_bound_the_others_are_released_and_each_is_told() {
+    let gang = members("g", 3, (100, 0));
+    let mut items = vec![node("a", 3, 16)];
+    items.extend(gang.iter().cloned());
+    let api = Arc::new(Noting { refused: "g0", ..Noting::default() });
+    let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
+    let calls: Vec<_> = gang.iter().map(|pod| binding(&engine, pod, "a")).collect();
+    let mut errors = Vec::new();
+    for call in calls {
+        errors.push(call.await.unwrap());
+    }
+    assert_eq!(errors[0], "refused: no");
+    assert!(
+        errors[1..].iter().all(|error| error.contains("another member could not be bound")),
+        "{errors:?}"
+    );
+    assert!(api.bound.lock().is_empty() && placed(&engine) == 0, "the first went alone");
+    let released = [("g1".to_owned(), "GangReleased"), ("g2".to_owned(), "GangReleased")];
+    assert_eq!(*api.told.lock(), released);
+    assert_eq!(engine.metrics().gang_released.get(), 2);
+}
+
+#[tokio::test]
+async fn time_that_runs_out_is_told_to_each_member() {
+    let gang = members("g", 3, (100, 0));
+    let mut items = vec![node("a", 3, 16)];
+    items.extend(gang.iter().cloned());
+    let api = Arc::new(Noting::default());
+    let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
+    let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings, &items);
+    let calls = [binding(&engine, &gang[0], "a"), binding(&engine, &gang[1], "a")];
+    for call in calls {
+        assert!(call.await.unwrap().contains("in time"));
+    }
+    let mut told: Vec<String> = api.told.lock().iter().map(|(name, _)| name.clone()).collect();
+    told.sort_unstable();
+    assert_eq!(told, ["g0", "g1"]);
+}
+
+#[tokio::test]
+async fn the_leader_lifts_all_gates_of_a_gang_at_once() {
+    let gated = |at: usize| {
+        let mut pod = members("g", 3, (100, 0)).swap_remove(at);
+        pod["spec"]["schedulingGates"] = json!([{"name": "gpu-migrate.io/gang"}]);
+        pod
+    };
+    let api = Arc::new(Noting::default());
+    let items = [node("a", 3, 16), gated(0), gated(1)];
+    let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, Settings::default(), &items);
+    engine.lift_gates().await;
+    assert!(api.lifted.lock().is_empty(), "one does not exist yet");
+    engine.set_pod(facts(&gated(2)));
+    engine.set_leading(Leads::Not);
+    engine.lift_gates().await;
+    assert!(api.lifted.lock().is_empty(), "another replica's business");
+    engine.set_leading(Leads::Alone);
+    engine.lift_gates().await;
+    assert_eq!(*api.lifted.lock(), ["g0", "g1", "g2"]);
 }
 
 #[tokio::test]

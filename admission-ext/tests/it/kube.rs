@@ -137,6 +137,26 @@ async fn a_gate_is_lifted_by_its_name_and_only_from_this_pod() {
     assert_eq!(body["spec"]["schedulingGates"], json!([{"$patch": "delete", "name": "gpu-migrate.io/gang"}]));
 }
 
+#[tokio::test]
+async fn an_event_is_about_the_pod() {
+    let (client, mut handle) = mocked();
+    let server =
+        tokio::spawn(async move { answer(&mut handle, 201, json!({"metadata": {"name": "e"}})).await });
+    let engine = engine(&[shared("p", &[(50, 4)])]);
+    let pod = engine.read(|cluster| Arc::clone(cluster.pod("uid-p").unwrap()));
+    api(client).warn(&pod, "GangReleased", "why".into()).await;
+    let (method, path, body) = server.await.unwrap();
+    assert_eq!(
+        (method.as_str(), path.as_str()),
+        ("POST", "/apis/events.k8s.io/v1/namespaces/default/events?")
+    );
+    assert_eq!(
+        (&body["reason"], &body["note"], &body["type"]),
+        (&json!("GangReleased"), &json!("why"), &json!("Warning"))
+    );
+    assert_eq!((&body["regarding"]["kind"], &body["regarding"]["uid"]), (&json!("Pod"), &json!("uid-p")));
+}
+
 /// Answers list calls from `lists`, and each first watch with `events`; later watches hang.
 async fn serve_watches(
     mut handle: Handle,

@@ -7,5 +7,6 @@ mod gangs;
 mod http;
 mod kube;
 mod properties;
+mod tls;
 mod verbs;
 mod wake;

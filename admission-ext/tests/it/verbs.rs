@@ -146,6 +146,39 @@ fn constraints_choose_among_cards() {
     assert!(!fits("gpu-migrate.io/card-include", "GPU-a-2", 50), "unhealthy");
     assert!(fits("gpu-migrate.io/card-exclude", "GPU-a-0", 50));
     assert!(!fits("gpu-migrate.io/card-exclude", "GPU-a-0,GPU-a-1", 50));
+    assert!(fits("gpu-migrate.io/card-include", "GPU-a-1, GPU-a-2", 100));
+    assert!(!fits("gpu-migrate.io/card-include", "GPU-a-1, GPU-a-2", 200));
+}
+
+#[tokio::test]
+async fn constraints_hold_for_the_cards_that_bind_chooses() {
+    let mut published = shadow("a", 4, 16, &[]);
+    for card in 0..4 {
+        published["status"]["cards"][card]["numa"] = json!(card / 2);
+    }
+    let with = |name: &str, cores: u32, key: &str, value: &str| {
+        let mut pod = shared(name, &[(cores, 2)]);
+        pod["metadata"]["annotations"][key] = json!(value);
+        pod
+    };
+    let pods = [
+        (with("included", 30, "gpu-migrate.io/card-include", "GPU-a-1"), vec![1]),
+        // Card 0 is free, and on the same NUMA node as one that is not.
+        (with("together", 200, "gpu-migrate.io/same-numa", "true"), vec![2, 3]),
+        (with("excluded", 10, "gpu-migrate.io/card-exclude", "GPU-a-1"), vec![0]),
+        (with("spread", 10, "gpu-migrate.io/card-order", "spread"), vec![0]),
+        (with("binpack", 10, "gpu-migrate.io/card-order", "binpack"), vec![1]),
+    ];
+    let mut items = vec![node("a", 4, 16), published];
+    items.extend(pods.iter().map(|(pod, _)| pod.clone()));
+    let engine = engine(&items);
+    for (pod, expected) in &pods {
+        assert_eq!(bind(&engine, pod, "a").await, "");
+        assert_eq!(cards(&engine, pod["metadata"]["name"].as_str().unwrap()), *expected, "{pod}");
+    }
+    let apart = with("apart", 200, "gpu-migrate.io/same-numa", "true");
+    let answer = filter(&engine, &apart, &["a"]);
+    assert!(answer["FailedNodes"].get("a").is_some(), "{answer}");
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Pods that only we refused are woken by a touch of a Node, when there is room that the scheduler cannot see.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
+use gpu_migrate_admission_ext::state::Freed;
 use gpu_migrate_admission_ext::state::node::ShadowFacts;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use prometheus_client::registry::Registry;
@@ -17,7 +20,10 @@ use crate::common::*;
 
 /// Notes which nodes are touched.
 #[derive(Default)]
-struct Touches(parking_lot::Mutex<Vec<String>>);
+struct Touches {
+    nodes: parking_lot::Mutex<Vec<String>>,
+    fail: AtomicBool,
+}
 
 #[async_trait]
 impl Api for Touches {
@@ -28,7 +34,10 @@ impl Api for Touches {
         Ok(Found::Gone)
     }
     async fn touch_node(&self, node: &str) -> Result<(), String> {
-        self.0.lock().push(node.to_owned());
+        if self.fail.load(Ordering::Relaxed) {
+            return Err("no answer".into());
+        }
+        self.nodes.lock().push(node.to_owned());
         Ok(())
     }
     async fn lift_gate(&self, _: &PodFacts) -> Result<(), String> {
@@ -37,27 +46,37 @@ impl Api for Touches {
     async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {}
 }
 
-fn start(items: &[Value]) -> (Arc<Touches>, Arc<Engine>, UnboundedReceiver<Arc<str>>) {
-    let api = Arc::new(Touches::default());
-    let metrics = Metrics::register(&mut Registry::default());
-    let (engine, wakes) =
-        Engine::new(Arc::clone(&api) as Arc<dyn Api>, Settings::default(), machine_clock(), metrics);
-    let text = list(items);
-    let rules = engine.settings().rules.clone();
-    engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
-    engine.set_leading(Leads::Alone);
-    engine.set_synced(true);
-    (api, engine, wakes)
+struct Waker {
+    api: Arc<Touches>,
+    engine: Arc<Engine>,
+    wakes: UnboundedReceiver<Freed>,
+    again: Vec<Freed>,
 }
 
-/// Hands what was told on to the API, as the background task does; the nodes that were touched.
-async fn touched(api: &Touches, engine: &Engine, wakes: &mut UnboundedReceiver<Arc<str>>) -> Vec<String> {
-    let mut nodes = Vec::new();
-    while let Ok(node) = wakes.try_recv() {
-        nodes.push(node);
+fn start(items: &[Value]) -> Waker {
+    let api = Arc::new(Touches::default());
+    let metrics = Metrics::register(&mut Registry::default());
+    let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
+    let (engine, wakes) = Engine::new(Arc::clone(&api) as Arc<dyn Api>, settings, machine_clock(), metrics);
+    let text = list(items);
+    let rules = engine.settings().rules.clone();
+    engine.set_leading(Leads::Alone);
+    // First synced, so that nobody is taken for one whom an earlier leader refused.
+    engine.set_synced(true);
+    engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
+    Waker { api, engine, wakes, again: Vec::new() }
+}
+
+impl Waker {
+    /// Hands what was freed on to the API, as the background task does; the nodes that were touched.
+    async fn touched(&mut self) -> Vec<String> {
+        let mut freed = std::mem::take(&mut self.again);
+        while let Ok(more) = self.wakes.try_recv() {
+            freed.push(more);
+        }
+        self.again = self.engine.wake(freed).await;
+        std::mem::take(&mut self.api.nodes.lock())
     }
-    engine.wake(nodes).await;
-    std::mem::take(&mut api.0.lock())
 }
 
 fn published(holders: &[(usize, Value)]) -> ShadowFacts {
@@ -68,19 +87,20 @@ fn published(holders: &[(usize, Value)]) -> ShadowFacts {
 async fn a_card_that_the_bridge_frees_wakes_who_waits() {
     let holder = (0, json!({"uid": "uid-l", "container": "main"}));
     let waiting = shared("p", &[(200, 0)]);
-    let items = [node("a", 2, 16), shadow("a", 2, 16, std::slice::from_ref(&holder)), waiting.clone()];
-    let (api, engine, mut wakes) = start(&items);
-    assert!(passing(&engine, &waiting, &["a"]).is_empty());
+    let mut t =
+        start(&[node("a", 2, 16), shadow("a", 2, 16, std::slice::from_ref(&holder)), waiting.clone()]);
+    assert!(passing(&t.engine, &waiting, &["a"]).is_empty());
 
-    engine.set_shadow("a", published(&[]));
-    engine.set_shadow("a", published(&[]));
-    assert_eq!(touched(&api, &engine, &mut wakes).await, ["a"], "a burst is one touch");
-    engine.set_shadow("a", published(std::slice::from_ref(&holder)));
-    assert!(touched(&api, &engine, &mut wakes).await.is_empty(), "less room wakes nobody");
+    t.engine.set_shadow("a", published(&[]));
+    t.engine.set_shadow("a", published(&[]));
+    assert_eq!(t.touched().await, ["a"], "a burst is one touch");
+    t.engine.set_shadow("a", published(std::slice::from_ref(&holder)));
+    assert!(t.touched().await.is_empty(), "less room wakes nobody");
 
-    engine.remove_pod("uid-p");
-    engine.set_shadow("a", published(&[]));
-    assert!(touched(&api, &engine, &mut wakes).await.is_empty(), "nobody waits");
+    t.engine.remove_pod("uid-p");
+    t.engine.set_shadow("a", published(&[]));
+    t.engine.resolve_doubts().await;
+    assert!(t.touched().await.is_empty(), "nobody waits");
 }
 
 #[tokio::test]
@@ -91,19 +111,125 @@ async fn the_last_member_of_a_gang_wakes_the_others() {
             json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "3"});
         pod
     };
-    let (api, engine, mut wakes) = start(&[node("a", 2, 16), member(0)]);
-    engine.set_pod(facts(&member(1)));
-    assert!(touched(&api, &engine, &mut wakes).await.is_empty());
-    engine.set_pod(facts(&member(2)));
-    assert_eq!(touched(&api, &engine, &mut wakes).await, ["a"]);
-    engine.set_pod(facts(&member(2)));
-    assert!(touched(&api, &engine, &mut wakes).await.is_empty(), "once");
+    let mut t = start(&[node("a", 2, 16), member(0)]);
+    assert!(passing(&t.engine, &member(0), &["a"]).is_empty());
+    t.engine.set_pod(facts(&member(1)));
+    assert!(t.touched().await.is_empty());
+    t.engine.set_pod(facts(&member(2)));
+    assert_eq!(t.touched().await, ["a"]);
+    t.engine.set_pod(facts(&member(2)));
+    assert!(t.touched().await.is_empty(), "once");
 }
 
 #[tokio::test]
 async fn a_bind_that_is_refused_for_certain_gives_its_cards_back() {
     let pod = shared("p", &[(100, 0)]);
-    let (_, engine, _wakes) = start(&[node("a", 1, 16), pod.clone()]);
-    assert!(bind(&engine, &pod, "a").await.contains("nothing is bound here"));
-    assert_eq!(passing(&engine, &shared("q", &[(100, 0)]), &["a"]), ["a"]);
+    let t = start(&[node("a", 1, 16), pod.clone()]);
+    assert!(bind(&t.engine, &pod, "a").await.contains("nothing is bound here"));
+    assert_eq!(passing(&t.engine, &shared("q", &[(100, 0)]), &["a"]), ["a"]);
+}
+
+#[tokio::test]
+async fn a_deletion_that_our_watch_sees_after_the_scheduler_asked_wakes_who_was_refused() {
+    let (old, waiting) = (shared("old", &[(100, 0)]), shared("p", &[(100, 0)]));
+    let items = [node("a", 1, 16), bound(old, "a", "0"), waiting.clone()];
+    let mut t = start(&items);
+    assert!(passing(&t.engine, &waiting, &["a"]).is_empty());
+    t.engine.remove_pod("uid-old");
+    assert_eq!(t.touched().await, ["a"]);
+    // The scheduler comes because of the touch; it is told yes, and the rest is its own business.
+    assert_eq!(passing(&t.engine, &waiting, &["a"]), ["a"]);
+    t.engine.set_node("a", facts_of_node(&node("a", 2, 16)));
+    assert!(t.touched().await.is_empty(), "nobody waits for us");
+}
+
+#[tokio::test]
+async fn who_was_asked_about_again_in_time_is_not_woken() {
+    let waiting = shared("p", &[(200, 0)]);
+    let on = |name: &str| bound(shared(name, &[(100, 0)]), "a", if name == "x" { "0" } else { "1" });
+    let mut t = start(&[node("a", 2, 16), on("x"), on("y"), waiting.clone()]);
+    assert!(passing(&t.engine, &waiting, &["a"]).is_empty());
+    t.engine.remove_pod("uid-x");
+    assert!(t.touched().await.is_empty(), "one card is free, two are asked for");
+    t.engine.remove_pod("uid-y");
+    assert_eq!(passing(&t.engine, &waiting, &["a"]), ["a"]);
+    assert!(t.touched().await.is_empty(), "the scheduler came by itself");
+}
+
+#[tokio::test]
+async fn a_dry_run_waits_for_nothing() {
+    let mut t = start(&[node("a", 1, 16), bound(shared("old", &[(100, 0)]), "a", "0")]);
+    let body =
+        serde_json::to_vec(&json!({"Pod": shared("p", &[(100, 0)]), "Nodes": null, "NodeNames": ["a"]}))
+            .unwrap();
+    t.engine.filter("filter-dryrun", &body);
+    t.engine.remove_pod("uid-old");
+    assert!(t.touched().await.is_empty());
+    // The same for real, of a pod that our watch has not seen yet.
+    t.engine.set_pod(facts(&bound(shared("old", &[(100, 0)]), "a", "0")));
+    t.engine.filter("filter", &body);
+    t.engine.remove_pod("uid-old");
+    assert_eq!(t.touched().await, ["a"]);
+}
+
+#[tokio::test]
+async fn only_the_leader_wakes_and_a_new_one_begins_with_it() {
+    let waiting = shared("p", &[(100, 0)]);
+    let mut t = start(&[node("a", 1, 16), bound(shared("old", &[(100, 0)]), "a", "0"), waiting.clone()]);
+    assert!(passing(&t.engine, &waiting, &["a"]).is_empty());
+    t.engine.set_leading(Leads::Not);
+    t.engine.remove_pod("uid-old");
+    assert!(t.touched().await.is_empty());
+    // It lists the cluster, and cannot know whom the last leader refused and did not live to wake.
+    t.engine.set_synced(false);
+    t.engine.set_leading(Leads::Alone);
+    t.engine.set_synced(true);
+    assert_eq!(t.touched().await, ["a"]);
+}
+
+#[tokio::test]
+async fn a_touch_that_fails_is_tried_again() {
+    let waiting = shared("p", &[(100, 0)]);
+    let mut t = start(&[node("a", 1, 16), bound(shared("old", &[(100, 0)]), "a", "0"), waiting.clone()]);
+    passing(&t.engine, &waiting, &["a"]);
+    t.api.fail.store(true, Ordering::Relaxed);
+    t.engine.remove_pod("uid-old");
+    assert!(t.touched().await.is_empty());
+    t.api.fail.store(false, Ordering::Relaxed);
+    assert_eq!(t.touched().await, ["a"]);
+}
+
+#[tokio::test]
+async fn a_gang_that_gives_up_wakes_who_was_refused_beside_it() {
+    let gang = |name: &str| {
+        let mut pod = shared(name, &[(100, 0)]);
+        pod["metadata"]["annotations"] =
+            json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "2"});
+        pod
+    };
+    let waiting = shared("p", &[(200, 0)]);
+    let mut t = start(&[node("a", 2, 16), gang("g0"), gang("g1"), waiting.clone()]);
+    // One member comes, the other does not.
+    let first = gang("g0");
+    let held = bind(&t.engine, &first, "a");
+    let refused = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        passing(&t.engine, &waiting, &["a"])
+    };
+    let (error, fits) = tokio::join!(held, refused);
+    assert!(error.contains("in time") && fits.is_empty(), "{error} {fits:?}");
+    assert_eq!(t.touched().await, ["a"]);
+}
+
+#[tokio::test]
+async fn what_a_quota_limits_may_be_freed_on_one_node_and_used_on_another() {
+    let (old, waiting) = (shared("old", &[(100, 0)]), shared("p", &[(100, 4)]));
+    let items = [node("a", 1, 2), node("b", 1, 16), bound(old, "a", "0"), waiting.clone()];
+    let mut t = start(&items);
+    let spec = json!({"quotas": [{"namespace": "default", "cores": 100}]});
+    t.engine.set_config(serde_json::from_value(spec).unwrap());
+    t.touched().await;
+    assert!(passing(&t.engine, &waiting, &["a", "b"]).is_empty());
+    t.engine.remove_pod("uid-old");
+    assert_eq!(t.touched().await, ["a"]);
 }

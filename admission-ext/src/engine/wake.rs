@@ -1,0 +1,180 @@
+//! Waking the pods that only we refused, when there is room again.
+//!
+//! The scheduler comes again with a refused pod when it sees a Node or an assigned pod change (FACTS 4.6). That is not enough:
+//! - it sees a deletion by its own watch, and may ask us before ours has seen it; we refuse, and nothing calls it again;
+//! - it sees no GPUShadow, no GPUConfig, no gang and no hold of ours at all.
+//!
+//! So whatever frees room is noted ([`Freed`]), and a moment later an annotation of the node is changed, if by then a pod
+//! is still waiting that was last asked about before that and could go there. Most often the scheduler has asked again
+//! by itself, and nothing is written. All of this is off the path of the scheduler's calls, and only the leader writes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::Engine;
+use crate::decide::fits;
+use crate::state::pod::PodFacts;
+use crate::state::room::Glance;
+use crate::state::{Cluster, Freed, Slot};
+
+/// How long room is left for the scheduler to find by itself; a burst of changes in that time is one touch.
+pub const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Nodes touched at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
+const AT_A_TIME: usize = 16;
+
+/// How long a pod is remembered that the scheduler knows and our watch does not.
+const UNKNOWN: Duration = Duration::from_secs(60);
+
+/// The pods whose last filter call let them go nowhere, by UID.
+///
+/// Not a side effect in the sense of I7: no answer depends on it.
+#[derive(Debug, Default)]
+pub(super) struct Refused(Mutex<HashMap<Arc<str>, Asked>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// [`Cluster::frees`] when the look began: room that came later was not seen.
+    since: u64,
+    at: Instant,
+}
+
+impl Refused {
+    /// A look begins. Called under the cluster's lock, so that whatever frees room from here on finds the pod noted.
+    pub(super) fn note(&self, pod: &PodFacts, cluster: &Cluster, now: Instant) {
+        self.0.lock().insert(Arc::clone(&pod.uid), Asked { since: cluster.frees(), at: now });
+    }
+
+    /// The pod was let through: from here on the scheduler itself tries it again.
+    pub(super) fn clear(&self, uid: &str) {
+        self.0.lock().remove(uid);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// Forgets those that wait no more.
+    fn prune(&self, cluster: &Cluster, now: Instant) {
+        self.0.lock().retain(|uid, asked| match cluster.pod(uid) {
+            Some(pod) => waits(pod),
+            None => now.duration_since(asked.at) < UNKNOWN,
+        });
+    }
+
+    /// Those that wait still, with the time of their last look; `None` where our watch does not know the pod yet.
+    fn waiting(&self, cluster: &Cluster) -> Vec<(u64, Option<Arc<PodFacts>>)> {
+        let all = self.0.lock();
+        let known = all.iter().map(|(uid, asked)| (asked.since, uid, cluster.pod(uid)));
+        known
+            .filter(|(_, uid, pod)| pod.is_none_or(|pod| waits(pod)) && !cluster.is_placed(uid))
+            .map(|(since, _, pod)| (since, pod.cloned()))
+            .collect()
+    }
+}
+
+/// In the scheduler's queue, as far as we know.
+fn waits(pod: &PodFacts) -> bool {
+    pod.node.is_none() && !pod.gated && !pod.leaving
+}
+
+impl Engine {
+    /// Changes the state. The only way to do it, so that no room is freed that waiting pods are not told of.
+    pub(super) fn change<T>(&self, edit: impl FnOnce(&mut Cluster) -> T) -> T {
+        let mut cluster = self.cluster.write();
+        let done = edit(&mut cluster);
+        let freed = cluster.take_freed();
+        drop(cluster);
+        if !freed.is_empty() && !self.refused.is_empty() {
+            // Nobody listens in a snapshot.
+            freed.into_iter().for_each(|freed| _ = self.woken.send(freed));
+        }
+        done
+    }
+
+    /// Whoever leads from now on does not know whom the last leader refused, nor whether it lived to wake them.
+    pub(super) fn wake_those_of_before(&self) {
+        let now = (self.clock)().instant;
+        self.change(|cluster| {
+            let waiting: Vec<_> = cluster.pods().filter(|pod| waits(pod)).cloned().collect();
+            waiting.iter().for_each(|pod| self.refused.note(pod, cluster, now));
+            if !waiting.is_empty() {
+                cluster.free_somewhere();
+            }
+        });
+    }
+
+    /// Forgets the refusals that are of no use any more.
+    pub(super) fn prune_refusals(&self) {
+        self.refused.prune(&self.cluster.read(), (self.clock)().instant);
+    }
+
+    /// Touches nodes with room that waiting pods were not told of. Returns what could not be written, to try again.
+    pub async fn wake(&self, freed: Vec<Freed>) -> Vec<Freed> {
+        let mut again = Vec::new();
+        if !self.is_ready() {
+            // A replica that comes to lead begins by waking everyone.
+            return again;
+        }
+        for (node, count) in self.worth_touching(freed) {
+            match self.api.touch_node(&node).await {
+                Ok(()) => _ = self.metrics.wakes.inc(),
+                Err(problem) => {
+                    tracing::warn!(%node, problem, "waiting pods were not woken; trying again");
+                    again.push(Freed { node: Some(node), count });
+                }
+            }
+        }
+        again
+    }
+
+    fn worth_touching(&self, freed: Vec<Freed>) -> Vec<(Arc<str>, u64)> {
+        let mut latest = BTreeMap::<Option<Arc<str>>, u64>::new();
+        for Freed { node, count } in freed {
+            let known = latest.entry(node).or_default();
+            *known = count.max(*known);
+        }
+        let cluster = self.cluster.read();
+        let waiting = self.refused.waiting(&cluster);
+        let mut gangs = HashMap::new();
+        let mut anyone = |slot: &Slot, count: u64| {
+            waiting.iter().any(|(since, pod)| {
+                *since < count && self.could_go(&cluster, slot, pod.as_deref(), &mut gangs)
+            })
+        };
+        let mut touch = Vec::new();
+        for (node, count) in latest {
+            let slot = match &node {
+                Some(node) => cluster.slot(node).filter(|slot| slot.facts.is_some() && anyone(slot, count)),
+                None => cluster.slots().find(|slot| slot.facts.is_some() && anyone(slot, count)),
+            };
+            touch.extend(slot.map(|slot| (Arc::clone(&slot.name), count)));
+            if touch.len() == AT_A_TIME {
+                break;
+            }
+        }
+        touch
+    }
+
+    /// Whether there is hope for a pod on this node. Too much hope costs a touch, too little would leave it waiting.
+    fn could_go(
+        &self,
+        cluster: &Cluster,
+        slot: &Slot,
+        pod: Option<&PodFacts>,
+        gangs: &mut HashMap<Arc<str>, bool>,
+    ) -> bool {
+        let Some(pod) = pod else { return true };
+        if let Some(gang) = &pod.gang {
+            // Its other members may be those that go to this node.
+            let hopes = || self.gang_refusal(cluster, pod).is_none();
+            return *gangs.entry(Arc::clone(&gang.key)).or_insert_with(hopes);
+        }
+        // What is freed here of a quota can be used on another node.
+        let by_quota = cluster.quotas().concern(&pod.namespace);
+        by_quota || slot.selected_by(pod) && fits(slot, pod, Glance::of(pod)).is_ok()
+    }
+}
