@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use kube::{
     Api, Client, Config, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::json;
@@ -51,6 +51,16 @@ impl Cluster {
     /// # Errors
     /// If a component does not come up, with the end of its log.
     pub async fn start() -> Result<Self> {
+        let mut cluster = Self::start_without_node().await?;
+        cluster.start_node().await?;
+        Ok(cluster)
+    }
+
+    /// The control plane alone: no pod ever starts.
+    ///
+    /// # Errors
+    /// If a component does not come up, with the end of its log.
+    pub async fn start_without_node() -> Result<Self> {
         // A second provider in the graph would make rustls refuse to choose; an error here means one is set already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let binaries = Binaries::prepare()?;
@@ -71,9 +81,8 @@ impl Cluster {
         };
         let begin = Instant::now();
         cluster.start_control_plane().await?;
-        cluster.start_node().await?;
         eprintln!(
-            "cluster ready after {:.1?}; logs in {}",
+            "control plane ready after {:.1?}; logs in {}",
             begin.elapsed(),
             cluster.kit.layout.logs().display()
         );
@@ -290,18 +299,6 @@ impl Cluster {
         })
         .await?;
         self.drop_fake_nodes().await
-    }
-
-    /// Sets an annotation of a node.
-    ///
-    /// # Errors
-    /// If the API refuses it.
-    pub async fn annotate_node(&self, node: &str, key: &str, value: &str) -> Result<()> {
-        let patch = json!({"metadata": {"annotations": {key: value}}});
-        Api::<Node>::all(self.client.clone())
-            .patch(node, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
-        Ok(())
     }
 
     /// What the node says it can still be asked for, of one resource; 0 if it does not know it.

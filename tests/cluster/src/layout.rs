@@ -86,6 +86,8 @@ pub struct Ports {
     pub webhook: [u16; 2],
     /// Our extender, and its metrics.
     pub extender: [u16; 2],
+    /// The same of its other replica, where there are two.
+    pub second_extender: [u16; 2],
     /// The bridge's metrics.
     pub bridge_metrics: u16,
 }
@@ -93,7 +95,7 @@ pub struct Ports {
 impl Ports {
     /// Asks the system for free ports, holding all until the last is known so that none comes twice.
     pub fn choose() -> Result<Self> {
-        let listeners: Vec<TcpListener> = (0..11)
+        let listeners: Vec<TcpListener> = (0..13)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .collect::<Result<_, _>>()
             .context("no free loopback port")?;
@@ -108,6 +110,7 @@ impl Ports {
             kubelet: next()?,
             webhook: [next()?, next()?],
             extender: [next()?, next()?],
+            second_extender: [next()?, next()?],
             bridge_metrics: next()?,
         })
     }

@@ -32,6 +32,9 @@
 //! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
 //! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
 //!
+//! `benches/throughput.rs` measures pods bound per second with our extender against without it, on a control plane without a
+//! node.
+//!
 //! # Versions
 //!
 //! Kubernetes 1.37 is the newest minor that kube 5 supports. It runs with Debian 12's containerd 1.6 and etcd 3.4, and on

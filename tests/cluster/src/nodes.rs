@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
 use gpu_migrate_model::{
     crd::{CardStatus, GPUShadow, GPUShadowSpec, GPUShadowStatus},
     names::Dialect,
@@ -62,16 +63,8 @@ impl Cluster {
     pub async fn fake_nodes(&mut self, count: usize) -> Result<FakeNodes> {
         let names: Vec<String> = (0..count).map(|index| format!("fake-{index}")).collect();
         let nodes: Api<Node> = Api::all(self.client.clone());
-        for name in &names {
-            let node: Node =
-                serde_json::from_value(json!({"metadata": {"name": name, "labels": {FAKE: name}}}))?;
-            nodes.create(&PostParams::default(), &node).await?;
-            renew(&self.client, name).await?;
-            nodes
-                .patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status()})))
-                .await?;
-            publish(&self.client, name).await.with_context(|| format!("the GPUShadow of {name}"))?;
-        }
+        let making = names.iter().map(|name| make(&self.client, name));
+        stream::iter(making).buffer_unordered(16).try_collect::<()>().await?;
         let (client, own) = (self.client.clone(), names.clone());
         let renewal = tokio::spawn(async move {
             loop {
@@ -109,6 +102,15 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+async fn make(client: &Client, name: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name, "labels": {FAKE: name}}}))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    renew(client, name).await?;
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status()}))).await?;
+    publish(client, name).await.with_context(|| format!("the GPUShadow of {name}"))
 }
 
 fn status() -> serde_json::Value {

@@ -25,6 +25,7 @@ use crate::{
     layout::KUBELET_ROOT,
     manifests,
     process::Recipe,
+    proxy::ServiceProxy,
     wait::Seen,
 };
 
@@ -34,6 +35,9 @@ pub const CARDS: u64 = 8;
 pub const WEBHOOK: &str = "gpu-migrate";
 /// Where NVIDIA's plugin is told to register: the `@` in the name makes a stock tonic server accept a Go client.
 const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
+
+/// The extender's other replica, where there are two.
+const SECOND_EXTENDER: &str = "gpu-migrate-extender-2";
 
 /// The namespace of our own objects.
 const SYSTEM_NAMESPACE: &str = "gpu-migrate-system";
@@ -73,9 +77,13 @@ impl Cluster {
 
     async fn leave(&mut self) -> Result<()> {
         self.stage = None;
-        for name in
-            ["gpu-migrate-webhook", "nvidia-device-plugin", "gpu-migrate-bridge", "gpu-migrate-extender"]
-        {
+        for name in [
+            "gpu-migrate-webhook",
+            "nvidia-device-plugin",
+            "gpu-migrate-bridge",
+            "gpu-migrate-extender",
+            SECOND_EXTENDER,
+        ] {
             self.remove(name)?;
         }
         let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
@@ -214,8 +222,59 @@ impl Cluster {
     }
 
     fn extender(&self, bin: &Path) -> Result<Recipe> {
-        let [port, metrics] = self.kit.ports.extender;
+        self.extender_at(bin, self.kit.ports.extender)
+    }
+
+    fn extender_at(&self, bin: &Path, [port, metrics]: [u16; 2]) -> Result<Recipe> {
         Ok(self.ours("gpu-migrate-extender", bin, metrics)?.flag("bind", format!("127.0.0.1:{port}")))
+    }
+
+    /// The extender alone, for a control plane without a node; [`Cluster::schedule_with`] has the scheduler ask it.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub async fn add_extender(&mut self) -> Result<()> {
+        self.apply_rights().await?;
+        // Measured, so without a line for every call.
+        self.add(self.extender(&binaries::ours()?)?.env("GPU_MIGRATE_LOG", "info"))?;
+        let health = self.kit.ports.extender[1];
+        self.until("the extender to be ready", PATIENCE, || async {
+            Ok(Seen::Done(http::get(health, "/readyz").await.map(drop)?))
+        })
+        .await
+    }
+
+    /// Replaces the extender by two replicas of which one leads, behind a Service, and has the scheduler ask that. The
+    /// replicas' names, in the order of their ports.
+    ///
+    /// # Errors
+    /// If they cannot be started.
+    pub async fn two_extenders(&mut self) -> Result<(ServiceProxy, [&'static str; 2])> {
+        let bin = binaries::ours()?;
+        let names = ["gpu-migrate-extender", SECOND_EXTENDER];
+        self.remove(names[0])?;
+        let ports = [self.kit.ports.extender, self.kit.ports.second_extender];
+        for (name, ports) in names.into_iter().zip(ports) {
+            let mut recipe = self.extender_at(&bin, ports)?;
+            recipe.name = name;
+            self.add(
+                recipe.arg("--leader-elect").flag("namespace", SYSTEM_NAMESPACE).flag("identity", name),
+            )?;
+        }
+        let service = ServiceProxy::start(ports.to_vec()).await?;
+        self.schedule_with(Some(service.port()))?;
+        Ok((service, names))
+    }
+
+    /// The one extender again.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn one_extender(&mut self) -> Result<()> {
+        self.remove(SECOND_EXTENDER)?;
+        self.remove("gpu-migrate-extender")?;
+        self.add(self.extender(&binaries::ours()?)?)?;
+        self.schedule_with(Some(self.kit.ports.extender[0]))
     }
 
     /// Restarts the webhook with further flags and a CA made anew, and waits until it is registered.

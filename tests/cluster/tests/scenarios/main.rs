@@ -60,6 +60,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, placement::a_gang_is_bound_together_or_not_at_all),
         scenario!(Bridged, placement::rival_gangs_finish_one_after_the_other),
         scenario!(Bridged, placement::a_bind_that_outlives_its_caller_is_placed_once),
+        scenario!(Bridged, placement::a_killed_leader_loses_no_pod),
         scenario!(Bridged, churn::kills_at_random_break_no_invariant),
     ]
 }
