@@ -36,6 +36,17 @@ pub const CORDONED_CARDS: &str = "gpu-migrate.io/cordoned-cards";
 pub const POOL: &str = "gpu-migrate.io/pool";
 /// Node label: which plugin serves the node: `Legacy`, `Bridged` or `Shared`.
 pub const PLUGIN: &str = "gpu-migrate.io/plugin";
+/// Node label: the operator's node agent runs here; its value is the isolation, `none`, `vcuda`, `mps` or `hami-core`.
+pub const RUN_AGENT: &str = "gpu-migrate.io/run-node-agent";
+/// Node label: the operator's copy of NVIDIA's plugin runs here, registered with the kubelet (`Legacy`) or with the node
+/// agent (`Bridged`).
+pub const RUN_NVIDIA: &str = "gpu-migrate.io/run-nvidia-plugin";
+/// Node label: the operator's dcgm-exporter runs here when it is `"true"`.
+pub const RUN_DCGM: &str = "gpu-migrate.io/run-dcgm-exporter";
+/// Node label: shares that are there stay, none is added, when it is `"true"`. The extender honours it.
+pub const NO_NEW_SHARES: &str = "gpu-migrate.io/no-new-shares";
+/// Label of what the operator made from a template: the template's name.
+pub const COMPONENT: &str = "gpu-migrate.io/component";
 
 /// Pod annotation of gpu-manager, an index of a container follows: the extender's cards, `"0"` or `"0,1"`.
 pub const PREDICATE_GPU_INDEX_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
@@ -70,6 +81,10 @@ pub const SAME_NUMA: &str = "gpu-migrate.io/same-numa";
 
 /// Node label of NVIDIA's feature discovery: the card's product name.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
+/// Node label of NVIDIA's feature discovery: version of the driver.
+pub const DRIVER_VERSION: &str = "nvidia.com/cuda.driver-version.full";
+/// Node label of NVIDIA's feature discovery: version of CUDA that the driver supports.
+pub const CUDA_VERSION: &str = "nvidia.com/cuda.runtime-version.full";
 /// The variable by which a container is shown its cards.
 pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 

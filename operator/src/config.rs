@@ -1,124 +1,179 @@
-//! The GPUConfig loop: labels nodes by pool, counts agents that report.
+//! The GPUConfig loop: look, decide ([`crate::nodes`]), carry out. Level-triggered: every round starts from what is there.
 
-use crate::migrations::MANAGER;
-use crate::pools::{self, Place};
-use gpu_migrate_model::crd::{GPUConfig, GPUShadow};
-use gpu_migrate_model::names;
+mod look;
+mod write;
+
+use crate::metrics::Metrics;
+use crate::nodes::decide::{self, NodePlan, Seen, wanted};
+use crate::nodes::{Labels, NodeView, Say, Wanted, daemonsets};
+use crate::pools;
+use gpu_migrate_model::crd::{GPUConfigStatus, PluginMode};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
-use kube::api::{Api, ListParams, Patch, PatchParams};
-use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use kube::Client;
+use look::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The one GPUConfig.
-const NAME: &str = "cluster";
+/// How often it goes round: so long it takes until a new node has its labels.
 const ROUND: Duration = Duration::from_secs(10);
 
 /// Goes round until it is dropped.
-pub(crate) async fn run(client: Client) {
+pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics) {
+    let mut said = BTreeSet::new();
     loop {
-        if let Err(error) = round(&client, Timestamp::now()).await {
-            tracing::warn!(%error, "nodes not labelled; trying again");
+        match round(&client, &namespace, Timestamp::now()).await {
+            Err(error) => {
+                metrics.failures.inc();
+                tracing::warn!(%error, "nodes are not as the GPUConfig wants them; trying again");
+            }
+            Ok(problems) => {
+                metrics.bad_templates.set(i64::try_from(problems.len()).unwrap_or(i64::MAX));
+                for problem in problems.difference(&said) {
+                    tracing::warn!(problem, "template not used; what runs from an earlier one stays");
+                }
+                said = problems;
+            }
         }
         tokio::time::sleep(ROUND).await;
     }
 }
 
-async fn round(client: &Client, now: Timestamp) -> kube::Result<()> {
-    let configs = Api::<GPUConfig>::all(client.clone());
-    let Some(config) = configs.get_opt(NAME).await? else { return Ok(()) };
-    let nodes = Api::<Node>::all(client.clone());
-    let params = PatchParams::apply(MANAGER).force();
+/// One round over all nodes; returns what is wrong with the templates.
+///
+/// # Errors
+/// What could not be read or written; the next round starts from what is there.
+pub async fn round(client: &Client, namespace: &str, now: Timestamp) -> kube::Result<BTreeSet<String>> {
+    let world = look::world(client, namespace).await?;
+    let spec = world.config.as_ref().map(|config| &config.spec);
+    let owned = daemonsets::owned(&world.sets);
     let mut places = BTreeMap::new();
-    for node in nodes.list_metadata(&ListParams::default()).await?.items {
-        let name = node.name_any();
-        let place = pools::place(&config.spec, &name, node.labels());
-        if needs_labels(&node.metadata, place.as_ref()) {
-            let body = pools::labels(&name, place.as_ref());
-            nodes.patch_metadata(&name, &params, &Patch::Apply(&body)).await?;
-            tracing::info!(node = name, ?place, "node labelled");
-        }
-        places.insert(name, place);
-    }
-    let shadows = Api::<GPUShadow>::all(client.clone()).list(&ListParams::default()).await?.items;
-    let ready = shadows
-        .iter()
-        .filter(|shadow| is_ready(shadow))
-        .map(kube::ResourceExt::name_any)
-        .collect::<BTreeSet<_>>();
-    let mut status = pools::status(&config.spec, config.metadata.generation, &places, &ready);
-    let old = config.status.iter().flat_map(|status| &status.conditions).find(|old| old.type_ == "Ready");
-    status.conditions = vec![condition(&status, old, now)];
-    if config.status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let body = json!({
-        "apiVersion": format!("{}/{}", names::GROUP, names::VERSION), "kind": "GPUConfig",
-        "metadata": {"name": NAME}, "status": status,
-    });
-    configs.patch_status(NAME, &params, &Patch::Apply(&body)).await.map(drop)
-}
-
-/// Whether the node's labels differ from its place. Labels that somebody else has put there are not ours to remove.
-fn needs_labels(node: &ObjectMeta, place: Option<&Place>) -> bool {
-    let Some(place) = place else {
-        return node.managed_fields.iter().flatten().any(|field| {
-            field.manager.as_deref() == Some(MANAGER)
-                && field.fields_v1.as_ref().is_some_and(|fields| fields.0.to_string().contains(names::PLUGIN))
-        });
-    };
-    let is = |key: &str| node.labels.as_ref().and_then(|labels| labels.get(key)).cloned();
-    is(names::PLUGIN) != Some(format!("{:?}", place.plugin))
-        || (place.pool.is_some() && is(names::POOL) != place.pool)
-}
-
-fn is_ready(shadow: &GPUShadow) -> bool {
-    let conditions = shadow.status.iter().flat_map(|status| &status.conditions);
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-fn condition(
-    status: &gpu_migrate_model::crd::GPUConfigStatus,
-    old: Option<&Condition>,
-    now: Timestamp,
-) -> Condition {
-    let waiting = status.pools.iter().map(|pool| pool.nodes - pool.ready.min(pool.nodes)).sum::<u32>();
-    let state = if waiting == 0 { "True" } else { "False" };
-    let message = match waiting {
-        0 => "every node of every pool reports".to_owned(),
-        n => format!("{n} nodes of pools do not report: Legacy nodes need no agent, others do"),
-    };
-    Condition {
-        type_: "Ready".into(),
-        status: state.into(),
-        reason: if waiting == 0 { "AllReport" } else { "Waiting" }.into(),
-        message,
-        observed_generation: status.observed_generation,
-        last_transition_time: old
-            .filter(|old| old.status == state)
-            .map_or_else(|| Time(now), |old| old.last_transition_time.clone()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gpu_migrate_model::crd::PluginMode;
-
-    #[test]
-    fn labels_are_written_only_where_they_differ_and_removed_only_where_they_are_ours() {
-        let node = |labels: serde_json::Value, fields: serde_json::Value| -> ObjectMeta {
-            serde_json::from_value(json!({"labels": labels, "managedFields": [{"manager": MANAGER, "operation": "Apply", "fieldsV1": fields}]})).unwrap()
+    let mut plans = BTreeMap::new();
+    for node in &world.nodes {
+        let wanted = wanted(spec, node);
+        let seen = |pods| Seen {
+            node,
+            wanted: wanted.as_ref(),
+            shadow: world.shadows.get(&node.name).and_then(|shadow| shadow.status.as_ref()),
+            owned: &owned,
+            pods,
+            runs: world.runs.get(&node.name).map_or(&[], Vec::as_slice),
+            templates: &world.templates,
+            namespace,
         };
-        let place = Place { pool: Some("a".into()), plugin: PluginMode::Bridged };
-        let good = json!({"gpu-migrate.io/plugin": "Bridged", "gpu-migrate.io/pool": "a"});
-        assert!(!needs_labels(&node(good.clone(), json!({})), Some(&place)));
-        assert!(needs_labels(&node(json!({"gpu-migrate.io/plugin": "Legacy"}), json!({})), Some(&place)));
-        let ours = json!({"f:metadata": {"f:labels": {"f:gpu-migrate.io/plugin": {}}}});
-        assert!(needs_labels(&node(good.clone(), ours), None));
-        assert!(!needs_labels(&node(good, json!({})), None), "set by hand");
+        let mut plan = decide::plan(&seen(None));
+        if plan.count_pods {
+            let pods = look::pods_of(client, &node.name).await?;
+            plan = decide::plan(&seen(Some(&pods)));
+        }
+        plans.insert(node.name.as_str(), plan);
+        places.insert(node.name.clone(), wanted.filter(|wanted| !wanted.by_hand));
+    }
+    carry_out(client, namespace, &world, &plans, now).await?;
+
+    // A DaemonSet stays as long as a node has the label or is to get it: labels are written before it goes.
+    let current = world.nodes.iter().map(NodeView::current).collect::<Vec<_>>();
+    let labels = plans.values().map(|plan| &plan.labels).chain(&current);
+    let mut sets = decide::sets(labels, &world.our_sets(), &world.templates, namespace);
+    sets.problems.extend(plans.values().filter_map(|plan| plan.problem.clone()));
+    let mut problems = sets.problems.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    problems.extend(write::sets(client, namespace, &sets).await?);
+    if let Some(config) = &world.config {
+        let status = status(&world, &places, &plans, &problems);
+        write::status(client, config, status, now).await?;
+    }
+    Ok(problems)
+}
+
+async fn carry_out(
+    client: &Client,
+    namespace: &str,
+    world: &World,
+    plans: &BTreeMap<&str, NodePlan>,
+    now: Timestamp,
+) -> kube::Result<()> {
+    for node in &world.nodes {
+        let Some(plan) = plans.get(node.name.as_str()).filter(|plan| !plan.count_pods) else { continue };
+        let mine = node.current().into_iter().filter(|(key, _)| node.ours.contains(*key)).collect::<Labels>();
+        let theirs = |(key, value): (&&str, &String)| node.is(key, value);
+        if mine != plan.labels && !(mine.is_empty() && plan.labels.iter().all(theirs)) {
+            write::labels(client, node, &plan.labels).await?;
+        }
+        let shadow = world.shadows.get(&node.name);
+        write::shadow(client, node, shadow, plan, now).await?;
+        for pod in &plan.remove {
+            write::remove_pod(client, namespace, pod).await?;
+        }
+        if let Some(pod) = &plan.create {
+            write::create_pod(client, namespace, pod).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What the GPUConfig says of it all. Its conditions' times are settled when it is written.
+fn status(
+    world: &World,
+    places: &BTreeMap<String, Option<Wanted>>,
+    plans: &BTreeMap<&str, NodePlan>,
+    problems: &BTreeSet<String>,
+) -> (GPUConfigStatus, Vec<Say>) {
+    let ready =
+        world.shadows.iter().filter(|(_, shadow)| look::is_ready(shadow)).map(|(name, _)| name.clone());
+    let ready = ready.collect::<BTreeSet<_>>();
+    let pools = places
+        .iter()
+        .map(|(name, wanted)| (name.clone(), wanted.as_ref().map(|wanted| wanted.place.clone())))
+        .collect::<BTreeMap<_, _>>();
+    let config = world.config.as_ref();
+    let spec = config.map(|config| config.spec.clone()).unwrap_or_default();
+    let status = pools::status(&spec, config.and_then(|config| config.metadata.generation), &pools, &ready);
+    let agents =
+        pools.iter().filter(|(_, place)| place.as_ref().is_some_and(|p| p.plugin != PluginMode::Legacy));
+    let waiting = agents.filter(|(name, _)| !ready.contains(*name)).map(|(name, _)| name.as_str());
+    let waiting = waiting.collect::<Vec<_>>();
+    let of = |kind: &str, holds: bool| {
+        let says = plans.iter().flat_map(|(node, plan)| plan.says.iter().map(move |say| (*node, say)));
+        says.filter(move |(_, say)| say.kind == kind && say.holds == holds)
+            .map(|(node, say)| format!("{node}: {}", say.message))
+            .collect::<Vec<_>>()
+    };
+    let summary = |kind, reason, quiet: &str, found: Vec<String>| match found.is_empty() {
+        true => Say::new(kind, false, "None", quiet),
+        false => Say::new(kind, true, reason, some_of(&found)),
+    };
+    let says = vec![
+        match waiting.is_empty() {
+            true => Say::new("Ready", true, "AllReport", "every node that is to have an agent reports"),
+            false => Say::new(
+                "Ready",
+                false,
+                "Waiting",
+                format!("{} nodes do not report: {}", waiting.len(), some_of(&waiting)),
+            ),
+        },
+        summary("PluginConflict", "TwoPlugins", "no card is handed out by two", of("PluginConflict", true)),
+        summary(
+            "DriverMismatch",
+            "Differs",
+            "no driver differs from the wanted one",
+            of("DriverMatches", false),
+        ),
+        match problems.is_empty() {
+            true => Say::new("TemplatesValid", true, "Valid", "every template that is needed can be used"),
+            false => {
+                Say::new("TemplatesValid", false, "Invalid", some_of(&problems.iter().collect::<Vec<_>>()))
+            }
+        },
+    ];
+    (status, says)
+}
+
+/// The first of many: a condition is read by people.
+fn some_of<T: AsRef<str>>(all: &[T]) -> String {
+    const SHOWN: usize = 5;
+    let shown = all.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join("; ");
+    match all.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
     }
 }

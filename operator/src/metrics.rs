@@ -15,6 +15,8 @@ pub(crate) struct Metrics {
     pub(crate) rounds: Counter,
     /// Rounds that failed.
     pub(crate) failures: Counter,
+    /// Templates that could not be used in the last round over the nodes.
+    pub(crate) bad_templates: Gauge,
     /// Workloads sent over and taken back.
     pub(crate) actions: Family<ActionLabels, Counter>,
 }
@@ -35,6 +37,11 @@ impl Metrics {
             "failures",
             "Rounds in which something could not be read or written",
             metrics.failures.clone(),
+        );
+        registry.register(
+            "bad_templates",
+            "Templates of node components that cannot be used",
+            metrics.bad_templates.clone(),
         );
         registry.register("actions", "Workloads sent over to shares and taken back", metrics.actions.clone());
         metrics

@@ -1,18 +1,24 @@
 //! Which pool a node belongs to, and what that makes of it. Pure.
 
-use gpu_migrate_model::crd::{GPUConfigSpec, GPUConfigStatus, PluginMode, PoolStatus};
-use gpu_migrate_model::names;
+use gpu_migrate_model::crd::{
+    Driver, Exporter, GPUConfigSpec, GPUConfigStatus, Isolation, PluginMode, PoolStatus,
+};
 use kube::core::{Selector, SelectorExt as _};
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a node is to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Its pool; `None` for a node that is named on its own.
     pub pool: Option<String>,
     /// Which plugin serves it.
     pub plugin: PluginMode,
+    /// How shares are kept apart.
+    pub isolation: Isolation,
+    /// Which exporter runs on it.
+    pub exporter: Exporter,
+    /// The driver that is wanted.
+    pub driver: Option<Driver>,
 }
 
 /// Where a node belongs: single nodes come before pools, and the first pool that matches counts.
@@ -22,29 +28,23 @@ pub struct Place {
 pub fn place(spec: &GPUConfigSpec, node: &str, labels: &BTreeMap<String, String>) -> Option<Place> {
     let orphan = spec.orphan_nodes.iter().find(|orphans| orphans.nodes.iter().any(|name| name == node));
     if let Some(orphans) = orphan {
-        return Some(Place { pool: None, plugin: orphans.plugin });
+        let (isolation, exporter) = (orphans.isolation, orphans.exporter);
+        return Some(Place { pool: None, plugin: orphans.plugin, isolation, exporter, driver: None });
     }
     let pool = spec.node_pools.iter().find(|pool| {
         Selector::try_from(pool.selector.clone())
             .is_ok_and(|selector| !selector.selects_all() && selector.matches(labels))
     })?;
-    Some(Place { pool: Some(pool.name.clone()), plugin: pool.plugin })
+    Some(Place {
+        pool: Some(pool.name.clone()),
+        plugin: pool.plugin,
+        isolation: pool.isolation,
+        exporter: pool.exporter,
+        driver: pool.driver.clone(),
+    })
 }
 
-/// The labels of a node as a server-side apply. Labels that are not in it any more go: nobody else owns them.
-#[must_use]
-pub fn labels(node: &str, place: Option<&Place>) -> Value {
-    let mut labels = BTreeMap::new();
-    if let Some(place) = place {
-        labels.insert(names::PLUGIN, format!("{:?}", place.plugin));
-        if let Some(pool) = &place.pool {
-            labels.insert(names::POOL, pool.clone());
-        }
-    }
-    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}})
-}
-
-/// Counts for the status. `ready` are the nodes whose agent reports.
+/// Counts for the status. `ready` are the nodes whose agent reports; a Legacy node needs none.
 #[must_use]
 pub fn status(
     spec: &GPUConfigSpec,
@@ -60,7 +60,9 @@ pub fn status(
         PoolStatus {
             name: pool.name.clone(),
             nodes: count(nodes.clone().count()),
-            ready: count(nodes.filter(|(name, _)| ready.contains(*name)).count()),
+            ready: count(
+                nodes.filter(|(name, _)| pool.plugin == PluginMode::Legacy || ready.contains(*name)).count(),
+            ),
         }
     });
     GPUConfigStatus {
@@ -78,6 +80,7 @@ fn count(n: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn spec() -> GPUConfigSpec {
         serde_json::from_value(json!({
@@ -106,19 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_left_its_pool_loses_the_labels() {
-        let place = place(&spec(), "n", &BTreeMap::from([("pool".to_owned(), "a100".to_owned())]));
-        let with = labels("n", place.as_ref());
-        assert_eq!(
-            with["metadata"]["labels"],
-            json!({"gpu-migrate.io/plugin": "Bridged", "gpu-migrate.io/pool": "a100"})
-        );
-        assert_eq!(labels("n", None)["metadata"]["labels"], json!({}));
-    }
-
-    #[test]
     fn the_status_counts_pools_and_reporting_agents() {
-        let a100 = || Some(Place { pool: Some("a100".into()), plugin: PluginMode::Bridged });
+        let a100 =
+            || Some(Place { pool: Some("a100".into()), plugin: PluginMode::Bridged, ..Place::default() });
         let places =
             BTreeMap::from([("a".to_owned(), a100()), ("b".to_owned(), a100()), ("c".to_owned(), None)]);
         let status = status(&spec(), Some(2), &places, &BTreeSet::from(["a".to_owned(), "c".to_owned()]));

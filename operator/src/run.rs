@@ -57,7 +57,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let outcome = tokio::select! {
-        outcome = lead(client, leading, metrics) => outcome,
+        outcome = lead(client, namespace, leading, metrics) => outcome,
         _ = term.recv() => Ok(()),
         _ = int.recv() => Ok(()),
     };
@@ -69,13 +69,18 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Acts while the Lease is ours.
-async fn lead(client: Client, mut leading: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
+async fn lead(
+    client: Client,
+    namespace: String,
+    mut leading: watch::Receiver<bool>,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
     leading.wait_for(|leading| *leading).await.context("the lease's keeper ended")?;
     metrics.leading.set(1);
     tracing::info!("leading");
     tokio::select! {
-        () = Migrations::new(client.clone(), metrics).run() => {}
-        () = config::run(client) => {}
+        () = Migrations::new(client.clone(), metrics.clone()).run() => {}
+        () = config::run(client, namespace, metrics) => {}
         _ = leading.wait_for(|leading| !*leading) => {}
     }
     anyhow::bail!("the lease was lost")

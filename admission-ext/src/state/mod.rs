@@ -87,7 +87,15 @@ impl Slot {
     fn settle(&mut self) {
         let capacity = || self.facts.as_ref().map(|facts| facts.inventory(&self.name)).unwrap_or_default();
         self.inventory = self.shadow.clone().unwrap_or_else(capacity);
-        self.inventory.reserved.clone_from(&self.reserved);
+        // On its way to whole cards alone: what is there stays, no card takes another share.
+        let labels = self.facts.as_ref().map(|facts| &facts.labels);
+        let closed =
+            labels.and_then(|labels| labels.get(names::NO_NEW_SHARES)).is_some_and(|on| on == "true");
+        self.inventory.reserved = if closed {
+            (0..u32::try_from(self.inventory.cards.len()).unwrap_or(u32::MAX)).collect()
+        } else {
+            self.reserved.clone()
+        };
         self.books = self.books_without(|_| false).1;
         self.rooms = Rooms::of(&self.books, &self.inventory);
         self.generation += 1;
@@ -309,7 +317,8 @@ impl Cluster {
     pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) {
         let id = self.slot_id(name);
         self.change(id, |slot| {
-            slot.shadow = Some(shadow.inventory);
+            // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
+            slot.shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow.inventory);
             slot.found = shadow.found;
         });
     }

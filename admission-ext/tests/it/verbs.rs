@@ -283,6 +283,22 @@ fn reserved_cards_are_for_legacy_pods_alone() {
     assert!(!fits(legacy("l", 4)));
 }
 
+#[test]
+fn a_node_on_its_way_to_whole_cards_takes_no_more_shares() {
+    let mut leaving = node("a", 3, 16);
+    leaving["metadata"]["labels"]["gpu-migrate.io/no-new-shares"] = json!("true");
+    let engine = engine(&[leaving, node("b", 3, 16)]);
+    assert_eq!(passing(&engine, &shared("s", &[(10, 1)]), &["a", "b"]), ["b"]);
+    assert_eq!(passing(&engine, &legacy("l", 1), &["a", "b"]), ["a", "b"]);
+}
+
+#[test]
+fn a_shadow_that_only_the_operator_wrote_hides_no_card() {
+    let shadow = json!({"kind": "GPUShadow", "metadata": {"name": "a"}, "status": {"conditions": []}});
+    let engine = engine(&[node("a", 3, 16), shadow]);
+    assert_eq!(passing(&engine, &legacy("l", 3), &["a"]), ["a"]);
+}
+
 /// gpu-admission's published vector (`pkg/predicate/gpu_predicate_test.go`).
 #[tokio::test]
 async fn predicates_choose_as_gpu_admission_does() {

@@ -129,8 +129,13 @@ pub enum Exporter {
 #[serde(rename_all = "camelCase")]
 pub struct Driver {
     /// Version, or the beginning of one: `550`.
+    #[schemars(length(min = 1))]
     pub version: String,
-    /// Key of the installer's pod template in the templates ConfigMap.
+    /// Lowest version of CUDA that the driver must support: `12.4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// Key of the installer's Pod in the templates ConfigMap. It runs on a node on which no pod has cards, and the
+    /// node gets its plugins only after it has succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub installer: Option<String>,
 }
@@ -170,7 +175,7 @@ pub struct GPUConfigStatus {
     /// Each pool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolStatus>,
-    /// `Ready`, `PluginConflict`, `DriverMismatch`.
+    /// `Ready`, `PluginConflict`, `DriverMismatch`, `TemplatesValid`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -184,6 +189,6 @@ pub struct PoolStatus {
     pub name: String,
     /// Its nodes.
     pub nodes: u32,
-    /// Nodes whose agent reports.
+    /// Nodes whose agent reports, and those that need none.
     pub ready: u32,
 }

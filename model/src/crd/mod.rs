@@ -17,7 +17,9 @@ pub use migration::{
     MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, Override, ResourceMapping,
     Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState, WorkloadStatus,
 };
-pub use shadow::{CardStatus, GPUShadow, GPUShadowSpec, GPUShadowStatus, HolderStatus};
+pub use shadow::{
+    CardStatus, DriverInstall, GPUShadow, GPUShadowSpec, GPUShadowStatus, HolderStatus, InstallPhase,
+};
 pub use strict::{FieldError, read_strict};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

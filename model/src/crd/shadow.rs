@@ -22,7 +22,7 @@ use crate::units::{Blocks, CardIndex, Cores};
     derive = "Default",
     shortname = "gpus",
     category = "gpu-migrate",
-    doc = "The cards of one node and who holds them. Written by the node's agent; named after the Node.",
+    doc = "The cards of one node and who holds them. Written by the node's agent, but for the conditions that are the operator's; named after the Node.",
     printcolumn(name = "Cards", type_ = "integer", json_path = ".status.total"),
     printcolumn(
         name = "Free",
@@ -95,10 +95,43 @@ pub struct GPUShadowStatus {
     /// Version of CUDA that the driver supports.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cuda_version: String,
-    /// `Ready`, `Drift`, `LegacyBridged`.
+    /// The operator's last run of the owner's driver installer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_install: Option<DriverInstall>,
+    /// The agent's: `Ready`, `Drift`, `LegacyBridged`. The operator's, where they apply: `OwnersComponents`,
+    /// `PluginConflict`, `DriverMatches`, `DriverInstalled`, `ModeSettled`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A run of the driver installer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DriverInstall {
+    /// The version that was asked for.
+    pub version: String,
+    /// Of the template and the version: another one is another run.
+    pub revision: String,
+    /// How far it is.
+    pub phase: InstallPhase,
+    /// What the installer said when it ended.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// How far a run of the driver installer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum InstallPhase {
+    /// It waits for the node's cards to be free.
+    #[default]
+    Waiting,
+    /// Its pod runs.
+    Installing,
+    /// It succeeded.
+    Installed,
+    /// It failed; its pod is kept. Deleting the pod tries again.
+    Failed,
 }
 
 /// One card and who holds it.

@@ -1,0 +1,148 @@
+//! What a round writes, each by server-side apply of our own fields.
+
+use super::look::NAME;
+use crate::migrations::MANAGER;
+use crate::nodes::decide::{NodePlan, Sets};
+use crate::nodes::{Labels, NodeView, Say};
+use gpu_migrate_model::crd::{GPUConfig, GPUConfigStatus, GPUShadow};
+use gpu_migrate_model::names;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+/// Types of the conditions that are ours in a GPUShadow.
+const OURS: [&str; 5] =
+    ["OwnersComponents", "PluginConflict", "DriverMatches", "DriverInstalled", "ModeSettled"];
+
+fn params() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}
+
+fn group_version() -> String {
+    format!("{}/{}", names::GROUP, names::VERSION)
+}
+
+/// Labels a node. Labels that are not in it any more go, where nobody else owns them.
+pub(super) async fn labels(client: &Client, node: &NodeView, labels: &Labels) -> kube::Result<()> {
+    let body = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}});
+    Api::<Node>::all(client.clone()).patch_metadata(&node.name, &params(), &Patch::Apply(&body)).await?;
+    tracing::info!(node = node.name, ?labels, "node labelled");
+    Ok(())
+}
+
+/// Conditions with the times they have had since they last changed.
+fn conditions(says: &[Say], before: &[Condition], generation: Option<i64>, now: Timestamp) -> Vec<Condition> {
+    let one = |say: &Say| {
+        let status = if say.holds { "True" } else { "False" };
+        let same = before.iter().find(|old| old.type_ == say.kind && old.status == status);
+        Condition {
+            type_: say.kind.to_owned(),
+            status: status.to_owned(),
+            reason: say.reason.to_owned(),
+            // The API server's limit is 32 KiB; nobody reads as much.
+            message: say.message.chars().take(1024).collect(),
+            observed_generation: generation,
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+        }
+    };
+    says.iter().map(one).collect()
+}
+
+/// Writes the operator's part of a GPUShadow, and makes one for a node that has no agent yet.
+pub(super) async fn shadow(
+    client: &Client,
+    node: &NodeView,
+    shadow: Option<&GPUShadow>,
+    plan: &NodePlan,
+    now: Timestamp,
+) -> kube::Result<()> {
+    let status = shadow.and_then(|shadow| shadow.status.clone()).unwrap_or_default();
+    let mut before = status.conditions;
+    before.retain(|condition| OURS.contains(&condition.type_.as_str()));
+    let mut after = conditions(&plan.says, &before, None, now);
+    before.sort_by(|a, b| a.type_.cmp(&b.type_));
+    after.sort_by(|a, b| a.type_.cmp(&b.type_));
+    if before == after && status.driver_install == plan.install {
+        return Ok(());
+    }
+    let api = Api::<GPUShadow>::all(client.clone());
+    if shadow.is_none() {
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid});
+        let body = json!({"apiVersion": group_version(), "kind": "GPUShadow",
+            "metadata": {"name": node.name, "ownerReferences": [owner]}, "spec": {}});
+        api.patch(&node.name, &params(), &Patch::Apply(&body)).await?;
+    }
+    let mut ours = json!({"conditions": after});
+    if let Some(install) = &plan.install {
+        ours["driverInstall"] = json!(install);
+    }
+    let body = json!({"apiVersion": group_version(), "kind": "GPUShadow", "metadata": {"name": node.name}, "status": ours});
+    api.patch_status(&node.name, &params(), &Patch::Apply(&body)).await.map(drop)
+}
+
+/// Applies and deletes DaemonSets; returns what the API server refused as it stands.
+pub(super) async fn sets(client: &Client, namespace: &str, sets: &Sets) -> kube::Result<Vec<String>> {
+    let api = Api::<DaemonSet>::namespaced(client.clone(), namespace);
+    let mut refused = Vec::new();
+    for (component, body) in &sets.apply {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default();
+        match api.patch(name, &params().validation_strict(), &Patch::Apply(body)).await {
+            Ok(_) => {}
+            // The template's fault, not the cluster's.
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                refused.push(format!("template {component}.yaml: {}", status.message));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    for name in &sets.delete {
+        match api.delete(name, &DeleteParams::background()).await {
+            Ok(_) => tracing::info!(name, "no node needs this DaemonSet any more; deleted"),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(refused)
+}
+
+/// Creates a pod of the installer; one that is there already is as good.
+pub(super) async fn create_pod(client: &Client, namespace: &str, pod: &Value) -> kube::Result<()> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    let pod: Pod = serde_json::from_value(pod.clone()).map_err(kube::Error::SerdeError)?;
+    match Api::<Pod>::namespaced(client.clone(), namespace).create(&PostParams::default(), &pod).await {
+        Ok(_) => {
+            tracing::info!(name, "driver installer started");
+            Ok(())
+        }
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes a pod of the installer.
+pub(super) async fn remove_pod(client: &Client, namespace: &str, name: &str) -> kube::Result<()> {
+    match Api::<Pod>::namespaced(client.clone(), namespace).delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
+/// Writes the GPUConfig's status where it has changed.
+pub(super) async fn status(
+    client: &Client,
+    config: &GPUConfig,
+    (mut status, says): (GPUConfigStatus, Vec<Say>),
+    now: Timestamp,
+) -> kube::Result<()> {
+    let before = config.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    status.conditions = conditions(&says, before, status.observed_generation, now);
+    if config.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let body = json!({"apiVersion": group_version(), "kind": "GPUConfig", "metadata": {"name": NAME}, "status": status});
+    Api::<GPUConfig>::all(client.clone()).patch_status(NAME, &params(), &Patch::Apply(&body)).await.map(drop)
+}
