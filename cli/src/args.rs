@@ -1,6 +1,6 @@
 //! The command line: what can be said, and the help that teaches it.
 
-use crate::cluster::{ClusterArgs, Output};
+use crate::cluster::{ClusterArgs, Output, ReachArgs};
 use crate::exit;
 use crate::style::ColorWhen;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -35,9 +35,9 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show how manifests would be rewritten; needs no cluster and changes nothing.
+    /// Show how manifests, or what is in a cluster, would be rewritten; changes nothing.
     ///
-    /// Reads Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, CronJobs,
+    /// With -f it needs no cluster, without -f it looks at one. Reads Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, CronJobs,
     /// PodTemplates and Lists of them, in YAML or JSON, several documents to a file. Policies (GPUMigration) and the
     /// Namespaces with their labels are taken from the same paths and from --policy. The rewrite is the very code
     /// of the admission webhook.
@@ -52,6 +52,8 @@ pub enum Command {
     Preflight(LookArgs),
     /// Show who has which card on every node, and how far each project is.
     Status(StatusArgs),
+    /// Show who uses how much, and who waits; on a terminal again and again.
+    Top(TopArgs),
     /// Start, pause, resume or take back the migration of a project.
     Rollout(RolloutArgs),
     /// Say what quotas on whole cards mean for shares.
@@ -79,8 +81,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_long_help = PLAN_HELP)]
 pub struct PlanArgs {
-    /// Files or folders with manifests; `-` is stdin.
-    #[arg(short = 'f', long = "filename", value_name = "PATH", required = true, num_args = 1..)]
+    /// Files or folders with manifests; `-` is stdin. Without any: what is in the cluster.
+    #[arg(short = 'f', long = "filename", value_name = "PATH", num_args = 1.., conflicts_with_all = ["kubeconfig", "context"])]
     pub filename: Vec<PathBuf>,
     /// Search folders with all their subfolders.
     #[arg(short = 'R', long)]
@@ -88,9 +90,12 @@ pub struct PlanArgs {
     /// A file or folder with the policies and Namespaces, in addition to those among the manifests.
     #[arg(long, value_name = "PATH", env = "GPU_MIGRATE_POLICY", value_delimiter = ':')]
     pub policy: Vec<PathBuf>,
-    /// The namespace of objects that name none.
-    #[arg(short = 'n', long, value_name = "NAME", default_value = "default")]
-    pub namespace: String,
+    /// The namespace of objects that name none [default: default]. In a cluster: only this namespace.
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Which cluster, without -f.
+    #[command(flatten)]
+    pub reach: ReachArgs,
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
     pub output: PlanOutput,
@@ -124,8 +129,9 @@ Examples:
   helm template my-release my-chart | gpu-migrate plan --policy policies.yaml -f -
   kubectl kustomize overlays/prod   | gpu-migrate plan --policy policies.yaml -f -
 
-  # By what is in a cluster now
-  kubectl get namespaces,gpumigrations,deployments,statefulsets -A -o yaml | gpu-migrate plan -f -
+  # What is in a cluster now, all of it or one namespace
+  gpu-migrate plan -o summary
+  gpu-migrate plan -n danlu --policy policies.yaml
 
   # The rewritten objects only, the summary on stderr
   gpu-migrate plan -f examples/ -o yaml > shared.yaml
@@ -175,6 +181,26 @@ pub struct StatusArgs {
     pub look: LookArgs,
 }
 
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --once --limit 50\n  gpu-migrate top -o json"
+)]
+pub struct TopArgs {
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Look once, also on a terminal; into a pipe or a file it is always once.
+    #[arg(long)]
+    pub once: bool,
+    /// Most pods to list.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub limit: usize,
+    /// Which cluster, and the form of the answer.
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
 /// Arguments of `rollout`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  gpu-migrate rollout start danlu\n  gpu-migrate rollout undo danlu")]
@@ -188,6 +214,9 @@ pub struct RolloutArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: Output,
 }
 
 /// What to do with a migration.
@@ -237,6 +266,9 @@ pub struct TranslateArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// What to print: YAML unless a table or JSON is asked for.
+    #[arg(short = 'o', long, value_enum, default_value_t = Output::Yaml, help_heading = "Output")]
+    pub output: Output,
 }
 
 /// Arguments of `cordon-card`.
@@ -257,6 +289,9 @@ pub struct CordonArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: Output,
 }
 
 /// Arguments of `uninstall`.
@@ -277,6 +312,9 @@ pub struct UninstallArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: Output,
 }
 
 /// Arguments of `crds`.

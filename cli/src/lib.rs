@@ -10,6 +10,7 @@ pub mod crds;
 pub mod exit;
 pub mod manifest;
 pub mod plan;
+mod progress;
 pub mod style;
 mod toolbox;
 
@@ -26,6 +27,7 @@ use std::io::{self, Read, Write};
 pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     let (mut out, mut err) = (io::BufWriter::new(anstream::stdout().lock()), anstream::stderr());
     let exit = match cli.command {
+        Command::Plan(args) if args.filename.is_empty() => plan_live(&args, &mut out, &mut err)?,
         Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
         Command::Simulate(args) => gpu_migrate_sim::command::run(&args, &mut out).map(|()| Exit::Done)?,
         Command::Demo(args) => {
@@ -33,7 +35,11 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
             drop(out);
             return demo(args);
         }
-        Command::Preflight(args) => look(&args, &mut out, cluster::preflight::preflight)?,
+        Command::Preflight(args) => {
+            let snapshot = cluster::runtime(args.cluster.snapshot_with_settings())?;
+            cluster::preflight::preflight(&snapshot).write(args.output, &mut out)?
+        }
+        Command::Top(args) => cluster::top::command(&args, &mut out)?,
         Command::Status(args) => look(&args.look, &mut out, |snapshot| {
             cluster::status::status(snapshot, args.node.as_deref(), args.holders)
         })?,
@@ -85,13 +91,31 @@ pub fn plan_command(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<Exit> {
-    let (mut inputs, unread) = read_inputs(&args.filename, args.recursive, stdin);
-    let (policies, unread_policies) = read_inputs(&args.policy, args.recursive, &mut io::empty());
-    inputs.extend(policies);
-    let mut errors = unread.iter().chain(&unread_policies).map(ToString::to_string).collect::<Vec<_>>();
+    let (inputs, unread) = read_inputs(&args.filename, args.recursive, stdin);
+    let errors = unread.iter().map(ToString::to_string).collect();
+    plan_and_show(args, &inputs, Vec::new(), errors, out, err)
+}
 
-    let mut manifests = Vec::new();
-    for input in &inputs {
+/// `gpu-migrate plan` without files: what is in the cluster, by its policies and those of --policy.
+fn plan_live(args: &PlanArgs, out: &mut dyn Write, err: &mut dyn Write) -> anyhow::Result<Exit> {
+    let manifests = cluster::runtime(async {
+        let client = args.reach.client().await.context("without -f the plan is of a cluster")?;
+        cluster::live::manifests(&client, args.namespace.as_deref()).await
+    })?;
+    Ok(plan_and_show(args, &[], manifests, Vec::new(), out, err)?)
+}
+
+fn plan_and_show(
+    args: &PlanArgs,
+    inputs: &[manifest::Input],
+    mut manifests: Vec<manifest::Manifest>,
+    mut errors: Vec<String>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<Exit> {
+    let (policies, unread) = read_inputs(&args.policy, args.recursive, &mut io::empty());
+    errors.extend(unread.iter().map(ToString::to_string));
+    for input in inputs.iter().chain(&policies) {
         let (found, broken) = documents(input);
         let (objects, wrong) = expand(found);
         manifests.extend(objects);
@@ -100,7 +124,7 @@ pub fn plan_command(
     }
     let (rules, problems) = plan::decide::Rules::take_from(&mut manifests);
     errors.extend(problems.iter().map(ToString::to_string));
-    let plan = plan::decide::decide(manifests, &rules, &args.namespace);
+    let plan = plan::decide::decide(manifests, &rules, args.namespace.as_deref().unwrap_or("default"));
 
     show(&plan, args, out, err)?;
     out.flush()?;
@@ -108,8 +132,9 @@ pub fn plan_command(
         writeln!(err, "{} {error}", style::paint(style::REMOVED, "error:"))?;
     }
     if rules.policy_count == 0 && !plan.entries.is_empty() {
+        let place = if inputs.is_empty() { "in the cluster" } else { "among the files" };
         let hint =
-            "no policy (GPUMigration) among the files, so nothing is converted; give one with --policy";
+            format!("no policy (GPUMigration) {place}, so nothing is converted; give one with --policy");
         writeln!(err, "{} {hint}", style::paint(style::WARNING, "warning:"))?;
     }
     Ok(match (errors.is_empty(), plan.has_unconvertible()) {

@@ -4,6 +4,8 @@
 
 use clap::Parser as _;
 use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_operator::nodes::daemonsets::{Role, roles};
+use gpu_migrate_operator::nodes::templates::{Component, Templates, daemon_set};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,10 +21,22 @@ fn read(path: &str) -> Vec<Value> {
 }
 
 fn base() -> Vec<Value> {
-    ["webhook", "extender", "operator", "bridge"]
+    ["webhook", "extender", "operator", "bridge", "templates"]
         .iter()
         .flat_map(|part| read(&format!("base/{part}.yaml")))
         .collect()
+}
+
+/// What the operator puts on nodes, as the ConfigMap has it.
+fn templates() -> Templates {
+    serde_json::from_value(read("base/templates.yaml").remove(0)["data"].clone()).unwrap()
+}
+
+/// The base, and what the operator makes of the templates in it.
+fn all() -> Vec<Value> {
+    let made =
+        Component::ALL.map(|component| daemon_set(component, &templates(), "gpu-migrate-system").unwrap());
+    base().into_iter().chain(made).collect()
 }
 
 fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
@@ -46,18 +60,41 @@ fn containers(objects: &[Value]) -> BTreeMap<String, Value> {
 #[test]
 fn every_flag_in_the_manifests_is_one() {
     let containers = containers(&base());
-    let args = |name: &str| {
+    let args = |name: &str, container: &Value| {
         let mut args = vec![format!("gpu-migrate-{name}")];
-        args.extend(strings(&containers[name]["args"]).into_iter().map(str::to_owned));
+        args.extend(strings(&container["args"]).into_iter().map(str::to_owned));
         args
     };
-    gpu_migrate_webhook::args::Args::try_parse_from(args("webhook")).unwrap();
-    gpu_migrate_admission_ext::run::Args::try_parse_from(args("extender")).unwrap();
-    gpu_migrate_operator::args::Args::try_parse_from(args("operator")).unwrap();
-    let with_node = [args("bridge"), vec!["--node-name=n".to_owned()]].concat();
-    gpu_migrate_plugin_bridge::args::Args::try_parse_from(with_node).unwrap();
-    let env = containers["bridge"]["env"].as_array().unwrap();
-    assert!(env.iter().any(|variable| variable["name"] == "NODE_NAME"), "the agent must know its node");
+    let of = |name: &str| args(name, &containers[name]);
+    gpu_migrate_webhook::args::Args::try_parse_from(of("webhook")).unwrap();
+    gpu_migrate_admission_ext::run::Args::try_parse_from(of("extender")).unwrap();
+    gpu_migrate_operator::args::Args::try_parse_from(of("operator")).unwrap();
+    for component in Component::ALL {
+        let Component::Agent(agent) = component else { continue };
+        let set = daemon_set(component, &templates(), "ns").unwrap();
+        let container = &set["spec"]["template"]["spec"]["containers"][0];
+        let args = [args("bridge", container), vec!["--node-name=n".to_owned()]].concat();
+        let args = gpu_migrate_plugin_bridge::args::Args::try_parse_from(args).unwrap();
+        assert_eq!(args.isolation().name(), agent.word());
+        let env = container["env"].as_array().unwrap();
+        assert!(env.iter().any(|variable| variable["name"] == "NODE_NAME"), "the agent must know its node");
+    }
+}
+
+/// The operator recognizes what it would install itself: so it respects the same from somebody else.
+#[test]
+fn the_templates_are_what_they_are_taken_for() {
+    for component in Component::ALL {
+        let set = daemon_set(component, &templates(), "ns").unwrap();
+        let pod = serde_json::from_value(set["spec"]["template"]["spec"].clone()).unwrap();
+        let expected = match component {
+            Component::Agent(_) => Role::NodeAgent,
+            Component::NvidiaDirect => Role::NvidiaPlugin { behind_bridge: false },
+            Component::NvidiaBridged => Role::NvidiaPlugin { behind_bridge: true },
+            Component::Dcgm => Role::DcgmExporter,
+        };
+        assert_eq!(roles(&pod), [expected], "{component}");
+    }
 }
 
 #[test]
@@ -96,23 +133,26 @@ fn no_right_is_a_wildcard_and_every_account_has_its_own() {
 /// The restricted pod security standard, as far as it concerns what stands in these manifests.
 #[test]
 fn pods_are_restricted_but_the_node_agent() {
-    for object in base().iter().filter(|object| object.pointer("/spec/template").is_some()) {
+    for object in all().iter().filter(|object| object.pointer("/spec/template").is_some()) {
         let name = object["metadata"]["name"].as_str().unwrap();
         let pod = &object["spec"]["template"]["spec"];
-        let agent = name == "gpu-migrate-bridge";
+        let on_node = object["kind"] == "DaemonSet";
+        let nvidias = name.contains("nvidia") || name.contains("dcgm");
         assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
-        assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !agent, "{name}");
+        assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !on_node, "{name}");
         for field in ["hostNetwork", "hostPID", "hostIPC"] {
             assert!(pod[field].is_null(), "{name}: {field}");
         }
         let volumes = pod["volumes"].as_array().cloned().unwrap_or_default();
-        assert_eq!(volumes.iter().any(|volume| volume["hostPath"].is_object()), agent, "{name}");
+        assert_eq!(volumes.iter().any(|volume| volume["hostPath"].is_object()), on_node, "{name}");
         for container in pod["containers"].as_array().unwrap() {
             let security = &container["securityContext"];
             assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
-            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(security["readOnlyRootFilesystem"] == true, !name.contains("dcgm"), "{name}");
+            assert!(security["privileged"].is_null(), "{name}");
             assert_eq!(strings(&security["capabilities"]["drop"]), ["ALL"], "{name}");
-            assert!(container["livenessProbe"].is_object(), "{name}: no liveness probe");
+            assert!(nvidias || container["livenessProbe"].is_object(), "{name}: no liveness probe");
+            assert!(nvidias || container["readinessProbe"].is_object(), "{name}: no readiness probe");
             assert!(container["resources"]["requests"].is_object(), "{name}: no requests");
             assert!(container["resources"]["limits"]["memory"].is_string(), "{name}: no memory limit");
         }
@@ -192,34 +232,93 @@ fn the_nvidia_plugin_is_pointed_at_the_bridge() {
     );
 }
 
+/// Every component that has replicas survives the loss of a node, and lets nobody in but where it must.
 #[test]
-fn the_base_is_the_chart_rendered() {
+fn components_are_spread_and_fenced() {
+    let base = base();
+    let component =
+        |object: &Value| object.pointer("/spec/selector/matchLabels/app.kubernetes.io~1component").cloned();
+    for deployment in of_kind(&base, "Deployment") {
+        let name = &deployment["metadata"]["name"];
+        let mine = component(deployment).unwrap();
+        let budgets = of_kind(&base, "PodDisruptionBudget");
+        assert!(budgets.iter().any(|budget| component(budget) == Some(mine.clone())), "{name}: no budget");
+        let affinity =
+            "/spec/template/spec/affinity/podAntiAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+        assert!(deployment.pointer(affinity).is_some(), "{name}: not spread");
+        let replicas = deployment["spec"]["replicas"].as_u64().unwrap();
+        assert!(replicas >= 2, "{name}: {replicas} replicas");
+    }
+    for part in ["webhook", "extender", "operator", "bridge"] {
+        let policies = of_kind(&base, "NetworkPolicy");
+        let fenced = policies.iter().any(|policy| {
+            policy
+                .pointer("/spec/podSelector/matchLabels/app.kubernetes.io~1component")
+                .is_some_and(|c| c == part)
+        });
+        assert!(fenced, "{part}: no NetworkPolicy");
+    }
+}
+
+/// Renders the chart; `None`, said, without helm.
+fn rendered(values: &[&str]) -> Option<Vec<Value>> {
     let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
     let chart = deploy().join("chart/gpu-migrate");
-    let arguments = [
-        "template",
-        "gpu-migrate",
-        chart.to_str().unwrap(),
-        "--namespace",
-        "gpu-migrate-system",
-        "--kube-version",
-        "1.33.0",
-    ];
-    let output = match Command::new(&helm).args(arguments).output() {
+    let mut command = Command::new(&helm);
+    command.args(["template", "gpu-migrate"]).arg(chart);
+    command.args(["--namespace", "gpu-migrate-system", "--kube-version", "1.33.0"]);
+    let output = match command.args(values.iter().flat_map(|value| ["--set", value])).output() {
         Ok(output) => output,
         Err(error) => {
             eprintln!("skipped: {helm}: {error} (install helm or set HELM)");
-            return;
+            return None;
         }
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rendered: Vec<Value> =
-        serde_saphyr::from_multiple(std::str::from_utf8(&output.stdout).unwrap()).unwrap();
-    let by_name = |objects: &[Value]| {
-        let name = |object: &Value| {
-            format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
-        };
-        objects.iter().map(|object| (name(object), object.clone())).collect::<BTreeMap<_, _>>()
+    Some(serde_saphyr::from_multiple(std::str::from_utf8(&output.stdout).unwrap()).unwrap())
+}
+
+fn by_name(objects: &[Value]) -> BTreeMap<String, Value> {
+    let name = |object: &Value| {
+        format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
     };
+    objects.iter().map(|object| (name(object), object.clone())).collect()
+}
+
+#[test]
+fn the_base_is_the_chart_rendered() {
+    let Some(rendered) = rendered(&[]) else { return };
     assert_eq!(by_name(&base()), by_name(&rendered), "run deploy/render.sh");
+}
+
+#[test]
+fn monitoring_is_the_chart_rendered() {
+    let on = ["podMonitor", "prometheusRule", "dashboard"].map(|part| format!("metrics.{part}.enabled=true"));
+    let Some(rendered) = rendered(&on.each_ref().map(String::as_str)) else { return };
+    let mut all = base();
+    all.extend(read("monitoring/monitoring.yaml"));
+    assert_eq!(by_name(&all), by_name(&rendered), "run deploy/render.sh");
+}
+
+/// Without the operator's hand: the chart's own DaemonSet, for each isolation.
+#[test]
+fn the_chart_can_run_the_agent_itself() {
+    for isolation in ["none", "vcuda", "mps", "hami-core"] {
+        let isolation = format!("bridge.isolation={isolation}");
+        let Some(rendered) =
+            rendered(&["bridge.managed=false", &isolation, "bridge.cdiSpecDir=/var/run/cdi"])
+        else {
+            return;
+        };
+        let set = of_kind(&rendered, "DaemonSet").remove(0);
+        let pod = &set["spec"]["template"]["spec"];
+        let nodes = pod.pointer("/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions/0").unwrap();
+        assert_eq!(
+            (nodes["key"].as_str(), strings(&nodes["values"])),
+            (Some(names::PLUGIN), vec!["Bridged", "Shared"])
+        );
+        let mut args = vec!["gpu-migrate-bridge", "--node-name=n"];
+        args.extend(strings(&pod["containers"][0]["args"]));
+        gpu_migrate_plugin_bridge::args::Args::try_parse_from(args).unwrap();
+    }
 }

@@ -139,9 +139,12 @@ fn errors_name_file_document_and_field_and_hide_nothing() {
     let (code, _, err) = run(&["plan", "-f", "nowhere.yaml"], &good);
     assert_eq!(code, 1);
     assert!(err.contains("nowhere.yaml: cannot be read: No such file"), "{err}");
-    let (code, _, err) = run(&["plan"], "");
+    let (code, _, err) = run(&["plan", "--kubeconfig", "nowhere"], "");
+    assert_eq!(code, 1);
+    assert!(err.contains("without -f the plan is of a cluster: kubeconfig nowhere"), "{err}");
+    let (code, _, err) = run(&["plan", "-f", "deployment.yaml", "--context", "x"], "");
     assert_eq!(code, 2);
-    assert!(err.contains("--filename <PATH>"), "{err}");
+    assert!(err.contains("cannot be used with '--context"), "{err}");
 }
 
 #[test]

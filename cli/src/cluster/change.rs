@@ -1,5 +1,6 @@
 //! The commands that change one object: `cordon-card` and `rollout`.
 
+use super::said;
 use crate::args::{CordonArgs, RolloutAction, RolloutArgs};
 use crate::exit::Exit;
 use anyhow::Context as _;
@@ -30,8 +31,9 @@ pub(crate) async fn cordon_card(args: &CordonArgs, out: &mut dyn Write) -> anyho
     let patch = json!({"metadata": {"resourceVersion": node.resource_version(), "annotations": {CORDONED_CARDS: value}}});
     nodes.patch_metadata(&args.node, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     let list = if after.is_empty() { "none" } else { after.as_str() };
-    writeln!(out, "node/{}: cards that take nothing new: {list}; what is on them stays", args.node)?;
-    Ok(Exit::Done)
+    let text = format!("node/{}: cards that take nothing new: {list}; what is on them stays", args.node);
+    let cards = after.split(',').filter(|card| !card.is_empty()).collect::<Vec<_>>();
+    Ok(said(args.output, out, &text, json!({"node": args.node, "cordonedCards": cards}))?)
 }
 
 /// The annotation's new value. Cards are named by index or UUID; with the node's books at hand both are checked.
@@ -73,11 +75,11 @@ pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::
     let client: Client = args.cluster.client().await?;
     let policies = Api::<GPUMigration>::all(client);
     let policy = policies.get(&args.policy).await.with_context(|| format!("GPUMigration {}", args.policy))?;
-    let (patch, said) = change(args.action, &policy).map_err(anyhow::Error::msg)?;
+    let (patch, what) = change(args.action, &policy).map_err(anyhow::Error::msg)?;
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     policies.patch(&args.policy, &params, &Patch::Merge(&patch)).await?;
-    writeln!(out, "gpumigration/{}: {said}", args.policy)?;
-    Ok(Exit::Done)
+    let text = format!("gpumigration/{}: {what}", args.policy);
+    Ok(said(args.output, out, &text, json!({"policy": args.policy, "spec": patch["spec"], "said": what}))?)
 }
 
 fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'static str), String> {

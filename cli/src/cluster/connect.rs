@@ -12,24 +12,29 @@ use std::path::PathBuf;
 /// Which cluster.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Cluster")]
-pub struct ClusterArgs {
+pub struct ReachArgs {
     /// Kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's service account.
     #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
+}
+
+/// Which cluster, or files that stand for one.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub reach: ReachArgs,
     /// Look at these files instead (Lists that kubectl printed); `-` is stdin.
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["kubeconfig", "context"])]
     pub from: Vec<PathBuf>,
 }
 
-impl ClusterArgs {
+impl ReachArgs {
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        anyhow::ensure!(
-            self.from.is_empty(),
-            "--from: this command changes a cluster; files cannot be changed"
-        );
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let config = match &self.kubeconfig {
             Some(path) => {
@@ -43,6 +48,25 @@ impl ClusterArgs {
             }
         };
         Ok(Client::try_from(config)?)
+    }
+}
+
+impl ClusterArgs {
+    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+        anyhow::ensure!(
+            self.from.is_empty(),
+            "--from: this command changes a cluster; files cannot be changed"
+        );
+        self.reach.client().await
+    }
+
+    /// What there is, and how kubelets and API server are set.
+    pub(crate) async fn snapshot_with_settings(&self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = self.snapshot().await?;
+        if self.from.is_empty() {
+            snapshot.add_settings(&self.client().await?).await;
+        }
+        Ok(snapshot)
     }
 
     /// What there is, from the cluster or from the files.

@@ -5,16 +5,18 @@
 
 mod change;
 mod connect;
+pub(crate) mod live;
 pub mod preflight;
 pub mod quota;
 pub mod snapshot;
 pub mod status;
+pub(crate) mod top;
 mod uninstall;
 pub mod verify;
 
 pub(crate) use change::{cordon_card, rollout};
-pub use connect::ClusterArgs;
 pub(crate) use connect::runtime;
+pub use connect::{ClusterArgs, ReachArgs};
 pub use snapshot::Snapshot;
 pub(crate) use uninstall::uninstall;
 
@@ -33,6 +35,11 @@ pub enum Output {
     Json,
     /// For programs and people.
     Yaml,
+}
+
+/// What a command that changes something has to say.
+pub(crate) fn said(output: Output, out: &mut dyn Write, text: &str, value: Value) -> io::Result<Exit> {
+    Answer { text: format!("{text}\n"), value, exit: Exit::Done }.write(output, out)
 }
 
 /// What a command that only looks has to say.

@@ -2,6 +2,8 @@
 //!
 //! Every check says what it looked at, what it found and what to do. One no-go makes the whole a no-go.
 
+mod nodes;
+
 use super::snapshot::is_finished;
 use super::{Answer, Snapshot, quota, verify};
 use crate::exit::Exit;
@@ -50,8 +52,11 @@ pub struct Finding {
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     type Check = fn(&Snapshot, &mut Report);
-    let checks: [(&'static str, Check); 9] = [
+    let checks: [(&'static str, Check); 12] = [
         ("versions", versions),
+        ("runtime", nodes::runtime),
+        ("kubelets", nodes::kubelets),
+        ("feature gates", nodes::gates),
         ("webhook", webhook),
         ("other mutators", other_mutators),
         ("node agents", node_agents),
@@ -88,7 +93,7 @@ impl Report {
     }
 }
 
-fn has_cards(node: &Node) -> bool {
+pub(super) fn has_cards(node: &Node) -> bool {
     let dialect = Dialect::default();
     let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
     let some = |name: &str| capacity.and_then(|c| c.get(name)).is_some_and(|amount| amount.0 != "0");
@@ -202,7 +207,8 @@ fn node_agents(snapshot: &Snapshot, report: &mut Report) {
     let bridged = snapshot.nodes.iter().filter(is_bridged).collect::<Vec<_>>();
     for node in &bridged {
         let name = node.name_any();
-        match snapshot.shadows.iter().find(|shadow| shadow.name_any() == name) {
+        match snapshot.shadows.iter().find(|shadow| shadow.name_any() == name && has_agent(shadow)) {
+            // The operator writes one, too, for what it has to say of a node without an agent.
             None => report.add(
                 Level::NoGo,
                 format!("node {name} is labelled {}={} and reports no cards", names::PLUGIN, plugin_mode(node)),
@@ -222,10 +228,20 @@ fn node_agents(snapshot: &Snapshot, report: &mut Report) {
     report.good(format!("{} bridged nodes report their cards", bridged.len()));
 }
 
+/// Whether a node agent has written it.
+fn has_agent(shadow: &GPUShadow) -> bool {
+    let status = shadow.status.iter();
+    let mut conditions = status.clone().flat_map(|status| &status.conditions);
+    status.clone().any(|status| !status.cards.is_empty())
+        || conditions.any(|condition| condition.type_ == "Ready")
+}
+
 fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
     for condition in shadow.status.iter().flat_map(|status| &status.conditions) {
         let bad = (condition.type_ == "Ready" && condition.status != "True")
-            || (condition.type_ == "Drift" && condition.status == "True");
+            || (["Drift", "PluginConflict"].contains(&condition.type_.as_str())
+                && condition.status == "True")
+            || (condition.type_ == "DriverInstalled" && condition.reason == "Failed");
         if bad {
             let found = format!(
                 "node {}: {}={}: {}",

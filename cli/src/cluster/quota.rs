@@ -1,9 +1,10 @@
 //! `gpu-migrate quota translate`: what a ResourceQuota on whole cards means for shares.
 
 use super::change::MANAGER;
-use super::{Snapshot, warn};
+use super::{Output, Snapshot, columns, warn};
 use crate::args::TranslateArgs;
 use crate::exit::Exit;
+use crate::style::{HEAD, paint};
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_model::names::{Dialect, OPT_IN, PROJECT};
 use gpu_migrate_model::quantity::Quantity;
@@ -143,6 +144,7 @@ pub(crate) async fn command(
 ) -> anyhow::Result<Exit> {
     let snapshot = args.cluster.snapshot().await?;
     let mut exit = Exit::Done;
+    let (mut rows, mut items) = (Vec::new(), Vec::new());
     for translation in translate(&snapshot, args.namespace.as_deref()) {
         let translation = match translation {
             Ok(translation) => translation,
@@ -157,6 +159,17 @@ pub(crate) async fn command(
             let quotas = Api::<ResourceQuota>::namespaced(args.cluster.client().await?, namespace);
             // Not forced: limits on shares that somebody else has set are theirs.
             quotas.patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(translation.manifest())).await?;
+        }
+        rows.push(
+            [namespace, name, &cards.to_string(), &cores.to_string(), &blocks.to_string(), policy]
+                .map(String::clone)
+                .to_vec(),
+        );
+        items.push(translation.manifest());
+        if args.output != Output::Yaml {
+            continue;
+        }
+        if args.apply {
             writeln!(
                 out,
                 "resourcequota/{name} in {namespace}: {cards} cards are {cores} cores and {blocks} blocks by policy {policy}"
@@ -165,6 +178,15 @@ pub(crate) async fn command(
             writeln!(out, "---\n# {cards} cards by policy {policy}")?;
             out.write_all(crate::plan::diff::to_yaml(&translation.manifest()).as_bytes())?;
         }
+    }
+    match args.output {
+        Output::Table => {
+            let titles = ["NAMESPACE", "QUOTA", "CARDS", "CORES", "BLOCKS", "POLICY"];
+            rows.insert(0, titles.map(|title| paint(HEAD, title)).to_vec());
+            out.write_all(columns(&rows).as_bytes())?;
+        }
+        Output::Json => writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))?,
+        Output::Yaml => {}
     }
     Ok(exit)
 }

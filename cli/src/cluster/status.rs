@@ -16,6 +16,8 @@ const LEGEND: &str =
 pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> Answer {
     let mut shadows =
         snapshot.shadows.iter().filter(|s| node.is_none_or(|n| s.name_any() == n)).collect::<Vec<_>>();
+    // The operator writes one, too, for a node without an agent: a row without cards is worth it only with trouble.
+    shadows.retain(|shadow| !cards(shadow).is_empty() || trouble(shadow).is_some());
     shadows.sort_by_key(|shadow| shadow.name_any());
     let mut text = map(&shadows);
     if holders {
@@ -71,7 +73,9 @@ fn trouble(shadow: &GPUShadow) -> Option<String> {
     let conditions = shadow.status.iter().flat_map(|status| &status.conditions);
     let bad = conditions.filter(|condition| {
         (condition.type_ == "Ready" && condition.status != "True")
-            || (condition.type_ == "Drift" && condition.status == "True")
+            || (["Drift", "PluginConflict"].contains(&condition.type_.as_str()) && condition.status == "True")
+            || (["DriverInstalled", "DriverMatches", "ModeSettled"].contains(&condition.type_.as_str())
+                && condition.status == "False")
     });
     let said = bad.map(|condition| format!("{}: {}", condition.type_, condition.message)).collect::<Vec<_>>();
     (!said.is_empty()).then(|| said.join("; "))

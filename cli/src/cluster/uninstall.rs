@@ -1,9 +1,10 @@
 //! `gpu-migrate uninstall`: leaves no trace, in the order in which nothing breaks on the way.
 
-use super::Snapshot;
 use super::snapshot::is_finished;
+use super::{Answer, Output, Snapshot};
 use crate::args::UninstallArgs;
 use crate::exit::Exit;
+use crate::progress::Progress;
 use crate::style::{FAINT, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::names::{self, Dialect};
@@ -41,9 +42,10 @@ const ORDER: [Kind; 15] = [
     kind("admissionregistration.k8s.io", "MutatingWebhookConfiguration", false),
     kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding", false),
     kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", false),
+    // The templates before what is made from them: an operator that is late to go would apply it again.
+    kind("", "ConfigMap", true),
     kind("apps", "DaemonSet", true),
     kind("", "Service", true),
-    kind("", "ConfigMap", true),
     kind("policy", "PodDisruptionBudget", true),
     kind("networking.k8s.io", "NetworkPolicy", true),
     kind("rbac.authorization.k8s.io", "RoleBinding", true),
@@ -108,13 +110,12 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
     let snapshot = Snapshot::of_cluster(&client).await?;
     let obstacles = obstacles(&snapshot);
     if !obstacles.is_empty() && !args.force {
-        for obstacle in &obstacles {
-            writeln!(out, "in the way: {obstacle}")?;
-        }
-        writeln!(out, "nothing was removed; --force removes all the same")?;
-        return Ok(Exit::No);
+        let lines = obstacles.iter().map(|obstacle| format!("in the way: {obstacle}\n")).collect::<String>();
+        let text = format!("{lines}nothing was removed; --force removes all the same\n");
+        let value = json!({"inTheWay": obstacles, "removed": [], "left": []});
+        return Ok(Answer { text, value, exit: Exit::No }.write(args.output, out)?);
     }
-    let mut remover = Remover { client, args, out };
+    let mut remover = Remover { client, args, out, removed: Vec::new() };
     for kind in &ORDER {
         remover.all_of(kind).await?;
         if kind.kind == "Deployment" {
@@ -139,11 +140,21 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
             remover.named(&definition, &format!("{name}.{}", names::GROUP)).await?;
         }
     }
+    let mut left = Vec::new();
     for namespace in
         snapshot.namespaces.iter().filter(|namespace| namespace.labels().contains_key(names::OPT_IN))
     {
         let name = namespace.name_any();
-        writeln!(remover.out, "left: label {} of namespace/{name}, which its owner set", names::OPT_IN)?;
+        let what = format!("label {} of namespace/{name}, which its owner set", names::OPT_IN);
+        if args.output == Output::Table {
+            writeln!(remover.out, "left: {what}")?;
+        }
+        left.push(what);
+    }
+    if args.output != Output::Table {
+        let value =
+            json!({"inTheWay": obstacles, "removed": remover.removed, "left": left, "dryRun": args.dry_run});
+        Answer { text: String::new(), value, exit: Exit::Done }.write(args.output, remover.out)?;
     }
     Ok(Exit::Done)
 }
@@ -153,6 +164,7 @@ struct Remover<'a> {
     client: Client,
     args: &'a UninstallArgs,
     out: &'a mut dyn Write,
+    removed: Vec<String>,
 }
 
 impl Remover<'_> {
@@ -206,13 +218,16 @@ impl Remover<'_> {
         Ok(())
     }
 
-    /// The webhook puts its configuration back for as long as a replica of it lives.
+    /// The webhook puts its configuration back, and the operator its DaemonSets, for as long as a replica of it lives.
     async fn wait_for_pods(&mut self) -> anyhow::Result<()> {
         if self.args.dry_run {
             return Ok(());
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.args.namespace);
-        let webhook = ListParams::default().labels(&format!("{OURS},app.kubernetes.io/component=webhook"));
+        let webhook = ListParams::default()
+            .labels(&format!("{OURS},app.kubernetes.io/component in (webhook,operator)"));
+        let _progress =
+            Progress::spinner("waiting for the webhook's and the operator's pods to go".to_owned());
         for _ in 0..PATIENCE_SECONDS {
             if pods.list_metadata(&webhook).await?.items.is_empty() {
                 return Ok(());
@@ -220,7 +235,7 @@ impl Remover<'_> {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         anyhow::bail!(
-            "the webhook's pods in {} are still there after {PATIENCE_SECONDS} s; what came before them is removed: \
+            "the webhook's or the operator's pods in {} are still there after {PATIENCE_SECONDS} s; what came before them is removed: \
              run the same command again when they are gone",
             self.args.namespace
         )
@@ -235,8 +250,11 @@ impl Remover<'_> {
     }
 
     fn say(&mut self, what: &str) -> anyhow::Result<()> {
-        let end = if self.args.dry_run { paint(FAINT, " (dry run)") } else { String::new() };
-        writeln!(self.out, "removed {what}{end}")?;
+        self.removed.push(what.to_owned());
+        if self.args.output == Output::Table {
+            let end = if self.args.dry_run { paint(FAINT, " (dry run)") } else { String::new() };
+            writeln!(self.out, "removed {what}{end}")?;
+        }
         Ok(())
     }
 }

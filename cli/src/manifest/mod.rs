@@ -50,6 +50,9 @@ pub struct Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.source == Source::Cluster {
+            return f.write_str("cluster");
+        }
         write!(f, "{}:{} (document {}", self.source, self.line, self.document)?;
         for index in &self.items {
             write!(f, ", items[{index}]")?;

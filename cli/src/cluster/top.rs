@@ -1,0 +1,287 @@
+//! `gpu-migrate top`: who uses how much of which node, and who waits. What it shows is decided purely; the loop is thin.
+
+use super::snapshot::is_finished;
+use super::{Answer, Output, Snapshot, columns, runtime};
+use crate::args::TopArgs;
+use crate::exit::Exit;
+use crate::style::{ADDED, FAINT, HEAD, PLACE, WARNING, paint};
+use gpu_migrate_model::ask::{PodAsk, PodKind};
+use gpu_migrate_model::card::CardState;
+use gpu_migrate_model::crd::{CardStatus, GPUShadow};
+use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::units::{Cores, MIB_PER_BLOCK};
+use kube::ResourceExt as _;
+use serde::Serialize;
+use serde_json::json;
+use std::io::{IsTerminal as _, Write};
+use std::time::Duration;
+
+/// Cursor home, and everything below it gone; lines are written over, so that nothing flickers.
+const HOME: &str = "\x1b[H\x1b[J";
+
+/// One node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeUse {
+    node: String,
+    cards: u32,
+    free: u32,
+    legacy: u32,
+    shared: u32,
+    other: u32,
+    /// Cores in use; a legacy card is 100.
+    cores: u32,
+    /// MiB that shares hold, of the cards that shares are on.
+    shared_mib: u64,
+    /// MiB of those cards.
+    of_mib: u64,
+}
+
+/// One container with a card or a share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Holder {
+    pod: String,
+    container: String,
+    node: String,
+    cards: Vec<u32>,
+    cores: u32,
+    /// 0 for a legacy holder.
+    mib: u64,
+    legacy: bool,
+}
+
+/// A pod that asks and has no node yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Waiting {
+    pod: String,
+    asks: String,
+    why: String,
+}
+
+fn node_use(shadow: &GPUShadow) -> NodeUse {
+    let mut sum = NodeUse { node: shadow.name_any(), ..NodeUse::default() };
+    for card in cards(shadow) {
+        sum.cards += 1;
+        match card.state {
+            CardState::Free => sum.free += 1,
+            CardState::Legacy => {
+                sum.legacy += 1;
+                sum.cores += Cores::CARD.0;
+            }
+            CardState::Shared => sum.shared += 1,
+            CardState::Unhealthy | CardState::Cordoned | CardState::Disputed => sum.other += 1,
+        }
+        let shares = card.holders.iter().filter(|holder| holder.cores.is_some() || holder.blocks.is_some());
+        let mut held = 0;
+        for share in shares.clone() {
+            sum.cores += share.cores.unwrap_or_default().0;
+            held += u64::from(share.blocks.unwrap_or_default().0) * MIB_PER_BLOCK;
+        }
+        if shares.count() > 0 {
+            sum.shared_mib += held;
+            sum.of_mib += card.card.memory_mib;
+        }
+    }
+    sum
+}
+
+fn cards(shadow: &GPUShadow) -> &[CardStatus] {
+    shadow.status.as_ref().map_or(&[], |status| status.cards.as_slice())
+}
+
+/// Who holds how much, the greatest first.
+fn holders(snapshot: &Snapshot) -> Vec<Holder> {
+    let mut all: Vec<Holder> = Vec::new();
+    for shadow in &snapshot.shadows {
+        for (index, card) in (0..).zip(cards(shadow)) {
+            for holder in &card.holders {
+                let pod = if holder.pod.is_empty() {
+                    format!("(uid {})", holder.uid)
+                } else {
+                    format!("{}/{}", holder.namespace, holder.pod)
+                };
+                let legacy = holder.cores.is_none() && holder.blocks.is_none();
+                let cores = if legacy { Cores::CARD.0 } else { holder.cores.unwrap_or_default().0 };
+                let mib = u64::from(holder.blocks.unwrap_or_default().0) * MIB_PER_BLOCK;
+                let node = shadow.name_any();
+                let same = all
+                    .iter_mut()
+                    .find(|one| one.pod == pod && one.container == holder.container && one.node == node);
+                match same {
+                    Some(one) => {
+                        one.cards.push(index);
+                        one.cores += cores;
+                        one.mib += mib;
+                    }
+                    None => all.push(Holder {
+                        pod,
+                        container: holder.container.clone(),
+                        node,
+                        cards: vec![index],
+                        cores,
+                        mib,
+                        legacy,
+                    }),
+                }
+            }
+        }
+    }
+    all.sort_by(|a, b| (b.cores, b.mib).cmp(&(a.cores, a.mib)).then_with(|| a.pod.cmp(&b.pod)));
+    all
+}
+
+fn waiting(snapshot: &Snapshot) -> Vec<Waiting> {
+    let dialect = Dialect::default();
+    let unbound = snapshot
+        .pods
+        .iter()
+        .filter(|pod| !is_finished(pod) && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()));
+    let asking = unbound.filter_map(|pod| {
+        let ask = PodAsk::of(pod, &dialect).ok()?;
+        let kind = match ask.kind() {
+            PodKind::Plain => return None,
+            PodKind::Legacy => "whole cards",
+            PodKind::Shared => "shares",
+            PodKind::Mixed => "both kinds",
+        };
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let why = conditions.filter(|c| c.type_ == "PodScheduled").find_map(|c| c.message.clone());
+        Some(Waiting {
+            pod: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
+            asks: kind.to_owned(),
+            why: why.unwrap_or_default(),
+        })
+    });
+    asking.collect()
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    (part * 100).checked_div(whole).map_or_else(|| "-".to_owned(), |percent| format!("{percent}%"))
+}
+
+fn gib(mib: u64) -> String {
+    format!("{:.1} GiB", mib as f64 / 1024.0)
+}
+
+fn node_table(nodes: &[NodeUse]) -> String {
+    let titles = ["NODE", "CARDS", "FREE", "LEGACY", "SHARED", "OTHER", "CORES", "SHARED MEMORY"];
+    let mut rows = vec![titles.map(|title| paint(HEAD, title)).to_vec()];
+    let mut sum = NodeUse { node: "all".into(), ..NodeUse::default() };
+    let row = |node: &NodeUse| {
+        let some =
+            |count: u32, style| if count == 0 { "0".to_owned() } else { paint(style, &count.to_string()) };
+        let memory = if node.of_mib == 0 {
+            "-".to_owned()
+        } else {
+            format!("{} of {}", percent(node.shared_mib, node.of_mib), gib(node.of_mib))
+        };
+        vec![
+            node.node.clone(),
+            node.cards.to_string(),
+            some(node.free, ADDED),
+            some(node.legacy, PLACE),
+            node.shared.to_string(),
+            some(node.other, WARNING),
+            percent(u64::from(node.cores), u64::from(node.cards) * u64::from(Cores::CARD.0)),
+            memory,
+        ]
+    };
+    for node in nodes {
+        rows.push(row(node));
+        sum.cards += node.cards;
+        sum.free += node.free;
+        sum.legacy += node.legacy;
+        sum.shared += node.shared;
+        sum.other += node.other;
+        sum.cores += node.cores;
+        sum.shared_mib += node.shared_mib;
+        sum.of_mib += node.of_mib;
+    }
+    if nodes.len() > 1 {
+        rows.push(row(&sum));
+    }
+    columns(&rows)
+}
+
+fn holder_table(holders: &[Holder], limit: usize) -> String {
+    let titles = ["POD", "CONTAINER", "NODE", "CARDS", "CORES", "MEMORY"];
+    let mut rows = vec![titles.map(|title| paint(HEAD, title)).to_vec()];
+    rows.extend(holders.iter().take(limit).map(|holder| {
+        let cards = holder.cards.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let memory = if holder.legacy { "all".to_owned() } else { gib(holder.mib) };
+        let cores = if holder.legacy {
+            paint(PLACE, &format!("{} (legacy)", holder.cores))
+        } else {
+            holder.cores.to_string()
+        };
+        vec![holder.pod.clone(), holder.container.clone(), holder.node.clone(), cards, cores, memory]
+    }));
+    let mut text = columns(&rows);
+    if holders.len() > limit {
+        text += &paint(FAINT, &format!("and {} more (--limit)\n", holders.len() - limit));
+    }
+    text
+}
+
+/// What `top` shows of a cluster.
+pub(crate) fn top(snapshot: &Snapshot, limit: usize) -> Answer {
+    let mut nodes =
+        snapshot.shadows.iter().filter(|s| !cards(s).is_empty()).map(node_use).collect::<Vec<_>>();
+    nodes.sort_by(|a, b| a.node.cmp(&b.node));
+    let (holders, waiting) = (holders(snapshot), waiting(snapshot));
+    let value = json!({"nodes": nodes, "holders": holders, "waiting": waiting});
+    let mut text = if nodes.is_empty() {
+        "No node reports its cards: is the node agent running? (kubectl get gpushadows)\n".to_owned()
+    } else {
+        node_table(&nodes)
+    };
+    if !holders.is_empty() {
+        text += &format!("\n{}", holder_table(&holders, limit));
+    }
+    if !waiting.is_empty() {
+        let mut rows = vec![["WAITING", "ASKS FOR", "WHY"].map(|title| paint(HEAD, title)).to_vec()];
+        rows.extend(
+            waiting.iter().take(limit).map(|one| vec![one.pod.clone(), one.asks.clone(), one.why.clone()]),
+        );
+        text += &format!("\n{}", columns(&rows));
+    }
+    Answer { text, value, exit: Exit::Done }
+}
+
+/// Once into a pipe or a file, else again and again until Ctrl-C.
+pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let look = &args.look;
+    let live = !args.once
+        && look.cluster.from.is_empty()
+        && look.output == Output::Table
+        && std::io::stdout().is_terminal();
+    if !live {
+        let snapshot = runtime(look.cluster.snapshot())?;
+        return Ok(top(&snapshot, args.limit).write(look.output, out)?);
+    }
+    runtime(async {
+        let client = look.cluster.client().await?;
+        let mut trouble = None;
+        loop {
+            match Snapshot::of_cards(&client).await {
+                Ok(snapshot) => {
+                    let text = top(&snapshot, args.limit).text;
+                    let head = format!("every {} s, Ctrl-C ends", args.interval);
+                    write!(out, "{HOME}{}\n\n{text}", paint(FAINT, &head))?;
+                    trouble = None;
+                }
+                // A look that fails in between is no reason to stop; one that fails at once and again is.
+                Err(error) if trouble.is_none() => {
+                    writeln!(out, "{}", paint(WARNING, &format!("{error:#}; trying again")))?;
+                    trouble = Some(());
+                }
+                Err(error) => return Err(error),
+            }
+            out.flush()?;
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(args.interval)) => {}
+                _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+            }
+        }
+    })
+}

@@ -1,0 +1,135 @@
+//! Alerts and dashboard speak of metrics that there are, and every alert is explained.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The strings that stand first in each call of `function` in a source.
+fn first_strings(source: &str, function: &str) -> Vec<String> {
+    let calls = source.split(function).skip(1);
+    calls
+        .filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next().map(str::to_owned))
+        .collect()
+}
+
+/// Every series that the programs may export: read from what they register, since an unused family is not shown.
+fn registered() -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for (component, sources) in [
+        ("webhook", &["webhook/src/metrics.rs"][..]),
+        ("extender", &["admission-ext/src/metrics.rs"]),
+        ("bridge", &["plugin-bridge/src/metrics.rs"]),
+        ("operator", &["operator/src/metrics.rs"]),
+    ] {
+        for source in sources {
+            let source = text(source);
+            let plain = first_strings(&source, ".register(");
+            let timed =
+                first_strings(&source, ".register_with_unit(").into_iter().map(|name| name + "_seconds");
+            for name in plain.into_iter().chain(timed) {
+                let name = format!("gpu_migrate_{component}_{name}");
+                // Which of these it is, the type says; another one would only be absent.
+                all.extend(
+                    ["", "_total", "_bucket", "_sum", "_count", "_info"].map(|end| name.clone() + end),
+                );
+            }
+        }
+    }
+    // The certificates' collector names its metrics itself; the webhook has it.
+    let certs = text("certs/src/certs.rs");
+    for (name, end) in [
+        ("certificate_expiry_timestamp", "_seconds"),
+        ("certificates_issued", "_total"),
+        ("certificate_errors", "_total"),
+    ] {
+        assert!(certs.contains(&format!("\"{name}\"")), "{name}");
+        all.insert(format!("gpu_migrate_webhook_{name}{end}"));
+    }
+    assert!(all.len() > 200, "the sources are not read as they should be");
+    all
+}
+
+/// Names of our metrics in an expression.
+fn used(expression: &str) -> Vec<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("gpu_migrate_")).map(str::to_owned).collect()
+}
+
+fn alerts() -> Vec<Value> {
+    let rules: Value = serde_saphyr::from_str(&text("deploy/chart/gpu-migrate/files/alerts.yaml")).unwrap();
+    rules["groups"][0]["rules"].as_array().unwrap().clone()
+}
+
+fn expressions() -> Vec<String> {
+    let dashboard: Value =
+        serde_json::from_str(&text("deploy/chart/gpu-migrate/files/dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let shown = targets.map(|target| target["expr"].as_str().unwrap().to_owned());
+    let asked = alerts().into_iter().map(|alert| alert["expr"].as_str().unwrap().to_owned());
+    shown.chain(asked).collect()
+}
+
+#[test]
+fn alerts_and_dashboard_use_metrics_that_are_registered() {
+    let registered = registered();
+    for expression in expressions() {
+        let used = used(&expression);
+        assert!(!used.is_empty(), "{expression}");
+        for name in used {
+            assert!(registered.contains(&name), "{name} is not registered: {expression}");
+        }
+    }
+}
+
+#[test]
+fn every_alert_is_explained_in_the_runbook_and_no_other() {
+    let runbook = text("deploy/RUNBOOK.md");
+    let words = runbook.split(|c: char| !c.is_ascii_alphanumeric());
+    let explained =
+        words.filter(|word| word.starts_with("GpuMigrate")).map(str::to_owned).collect::<BTreeSet<_>>();
+    let alerts = alerts();
+    let named =
+        alerts.iter().map(|alert| alert["alert"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(named.len(), alerts.len(), "a name stands twice");
+    assert_eq!(explained, named);
+}
+
+/// Labels in braces must be words that the programs use: a typing error would make an alert that never fires.
+#[test]
+fn label_values_are_words_of_the_programs() {
+    let sources = [
+        "webhook/src/metrics.rs",
+        "admission-ext/src/metrics.rs",
+        "plugin-bridge/src/metrics.rs",
+        "operator/src/migrations.rs",
+    ]
+    .map(text)
+    .join("\n");
+    let card_states = format!(
+        "{:?}",
+        [
+            gpu_migrate_model::card::CardState::Free,
+            gpu_migrate_model::card::CardState::Unhealthy,
+            gpu_migrate_model::card::CardState::Disputed,
+        ]
+    );
+    for expression in expressions() {
+        for matcher in expression.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
+            for value in matcher.split('"').skip(1).step_by(2) {
+                let known = sources.contains(value) || card_states.contains(value);
+                assert!(known, "{value}: {expression}");
+            }
+        }
+    }
+}
