@@ -10,7 +10,7 @@ use gpu_migrate_model::units::{Blocks, Cores};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::convert::{Conversion, Override, Ratio, is_gpu};
-use crate::policy::{Mode, Policies, Policy, Rollout, Scheduling, Settings};
+use crate::policy::{Constant, Mode, Policies, Policy, Rollout, Scheduling, Settings};
 
 /// A policy that is not in force, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +186,7 @@ fn scheduling(spec: &GPUMigrationSpec) -> Result<Scheduling, PolicyError> {
         let value = serde_json::to_value(toleration).map_err(|error| {
             bad(format!("spec.scheduling.tolerations.add[{index}]"), error, "a toleration")
         })?;
+        let value = Constant::from(value);
         if !toleration_add.contains(&value) {
             toleration_add.push(value);
         }
@@ -292,7 +293,7 @@ mod tests {
         let edits = scheduling(&spec).unwrap();
         assert_eq!(
             (edits.selector_remove, edits.toleration_add),
-            (vec!["a".into(), "b".into()], vec![toleration])
+            (vec!["a".into(), "b".into()], vec![toleration.into()])
         );
     }
 

@@ -47,20 +47,20 @@ pub struct Conversion {
 
 /// What one container asks for and what it gets instead.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Conversions {
+pub struct Conversions<'c> {
     /// Whole cards it asked for.
     pub cards: u32,
     /// Names of the resources that go away.
-    pub replaced: Vec<String>,
+    pub replaced: Vec<&'c str>,
     /// Cores it gets.
     pub cores: u32,
     /// Blocks it gets.
     pub blocks: u32,
     /// Names of GPU resources that stay, since no policy maps them.
-    pub left: Vec<String>,
+    pub left: Vec<&'c str>,
 }
 
-impl Conversions {
+impl Conversions<'_> {
     /// Whether the container changes.
     #[must_use]
     pub fn converts(&self) -> bool {
@@ -88,11 +88,11 @@ impl Conversion {
     ///
     /// # Errors
     /// A request that makes no sense, or shares that no card can give: the container cannot be converted.
-    pub fn convert(
+    pub fn convert<'c>(
         &self,
-        container: &ContainerView<'_>,
+        container: &'c ContainerView<'_>,
         product: Option<&str>,
-    ) -> Result<Conversions, AskError> {
+    ) -> Result<Conversions<'c>, AskError> {
         let name = container.name.as_str();
         let mut result = Conversions::default();
         let (mut cores, mut blocks) = (0_u64, 0_u64);
@@ -102,7 +102,7 @@ impl Conversion {
             } else if let Some(ratio) = self.mapped.get(resource) {
                 Some(*ratio)
             } else {
-                result.left.push(resource.to_owned());
+                result.left.push(resource);
                 continue;
             };
             let (limit, request) = container.amounts(resource);
@@ -115,7 +115,7 @@ impl Conversion {
                     self.per_card(name, product, units)
                 }
             };
-            result.replaced.push(resource.to_owned());
+            result.replaced.push(resource);
             cores += u64::from(units) * u64::from(ratio.cores);
             blocks += u64::from(units) * u64::from(ratio.blocks);
         }
@@ -154,6 +154,11 @@ pub fn gpu_resources<'c>(container: &'c ContainerView<'_>, dialect: &Dialect) ->
         }
     }
     names
+}
+
+/// Whether a container names a card or a part of one.
+pub fn names_gpu(container: &ContainerView<'_>, dialect: &Dialect) -> bool {
+    container.resource_names().any(|name| is_gpu(name, dialect))
 }
 
 /// Whether a resource is a card or a part of one in NVIDIA's naming.

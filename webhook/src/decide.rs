@@ -1,15 +1,15 @@
-//! What happens to a pod, and why: from the gates (opt-in, opt-out, policy, rollout) to the rewrite. Pure.
+//! What happens to a pod, and why: from the gates (opt-in, opt-out, policy, rollout) to the decision. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use gpu_migrate_model::names;
-use json_patch::Patch;
 use serde_json::Value;
 
-use crate::convert::{Conversions, asks, gpu_resources, is_shared};
+use crate::convert::{Conversions, asks, gpu_resources, is_shared, names_gpu};
 use crate::policy::{Mode, Policies, Policy, Selected};
 use crate::rewrite::Edits;
+use crate::text::PatchText;
 use crate::view::{ContainerView, Place, PodView};
 
 /// What is known about a pod besides the pod.
@@ -26,19 +26,19 @@ pub struct Facts<'f> {
 
 /// What was decided.
 #[derive(Clone, Debug)]
-pub struct Rewrite {
+pub struct Decision<'p> {
     /// In one word.
     pub outcome: Outcome,
     /// What changes; empty when nothing does.
-    pub patch: Patch,
+    pub patch: PatchText,
     /// What would change if the policy were enforced; only filled in Audit mode.
-    pub would: Patch,
+    pub would: PatchText,
     /// `name@generation` of the policy that decided.
-    pub policy: Option<String>,
+    pub policy: Option<&'p str>,
     /// For the user, at most 120 characters each.
     pub warnings: Vec<String>,
-    /// For the audit log; the API server prefixes the keys.
-    pub audit: Vec<(&'static str, String)>,
+    /// For the audit log, besides outcome and policy; the API server prefixes the key.
+    pub audit: Option<(&'static str, String)>,
     /// The reason to refuse the pod.
     pub deny: Option<String>,
     /// What happens to each container that asks for cards.
@@ -160,15 +160,15 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl Rewrite {
+impl Decision<'_> {
     fn untouched(outcome: Outcome) -> Self {
         Self {
             outcome,
-            patch: Patch(Vec::new()),
-            would: Patch(Vec::new()),
+            patch: PatchText::default(),
+            would: PatchText::default(),
             policy: None,
             warnings: Vec::new(),
-            audit: Vec::new(),
+            audit: None,
             deny: None,
             changes: Vec::new(),
         }
@@ -181,22 +181,22 @@ impl Rewrite {
 
 /// Decides about a pod.
 #[must_use]
-pub fn decide(pod: &PodView<'_>, facts: &Facts<'_>, policies: &Policies) -> Rewrite {
+pub fn decide<'p>(pod: &PodView<'_>, facts: &Facts<'_>, policies: &'p Policies) -> Decision<'p> {
     let policy = match governing(pod, facts, policies) {
         Ok(policy) => policy,
-        Err(rewrite) => return *rewrite,
+        Err(decision) => return *decision,
     };
     let dialect = &policy.conversion.dialect;
     let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
-    let gpus = pod.containers().any(|(_, container)| !gpu_resources(container, dialect).is_empty());
-    let mut rewrite = match (shared, gpus) {
+    let gpus = pod.containers().any(|(_, container)| names_gpu(container, dialect));
+    let mut decision = match (shared, gpus) {
         (true, _) => shared_pod(pod, facts, policy),
         (false, false) => plain_pod(pod, facts, policy),
-        (false, true) if !policy.due(pod, facts.rollout_key) => Rewrite::skipped(Skip::NotDue),
+        (false, true) if !policy.due(pod, facts.rollout_key) => Decision::skipped(Skip::NotDue),
         (false, true) => legacy_pod(pod, facts, policy),
     };
-    rewrite.policy = Some(policy.reference_text.clone());
-    finish(rewrite, policy)
+    decision.policy = Some(&policy.reference_text);
+    finish(decision, policy)
 }
 
 /// The policy that a pod falls under, or why there is none that counts.
@@ -204,9 +204,9 @@ fn governing<'p>(
     pod: &PodView<'_>,
     facts: &Facts<'_>,
     policies: &'p Policies,
-) -> Result<&'p Policy, Box<Rewrite>> {
+) -> Result<&'p Policy, Box<Decision<'p>>> {
     let keys = &policies.settings().labels;
-    let skip = |skip| Err(Box::new(Rewrite::skipped(skip)));
+    let skip = |skip| Err(Box::new(Decision::skipped(skip)));
     let namespace_label =
         |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
     let opted_in = facts.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
@@ -232,18 +232,18 @@ fn governing<'p>(
         Selected::One(policy) => Ok(policy),
         Selected::Conflict(names) => {
             let why = format!("left alone: policies {} claim it alike: narrow one of them", names.join(", "));
-            let mut rewrite = Rewrite::untouched(Outcome::Conflict(why.clone()));
-            rewrite.warnings.push(shorten(&why));
-            rewrite.audit.push(("conflict", names.join(",")));
-            Err(Box::new(rewrite))
+            let mut decision = Decision::untouched(Outcome::Conflict(why.clone()));
+            decision.audit = Some(("conflict", names.join(",")));
+            decision.warnings.push(shorten(why));
+            Err(Box::new(decision))
         }
     }
 }
 
 /// A pod that asks for whole cards and is due.
-fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
     let product = if policy.by_product { product(pod) } else { None };
-    let mut conversions: Vec<(Place, &ContainerView<'_>, Conversions)> = Vec::new();
+    let mut conversions: Vec<(Place, &ContainerView<'_>, Conversions<'_>)> = Vec::new();
     for (place, container) in pod.containers() {
         match policy.conversion.convert(container, product.as_deref()) {
             Ok(to) => conversions.push((place, container, to)),
@@ -252,19 +252,15 @@ fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite 
     }
     let left: Vec<String> = conversions.iter().flat_map(|(_, c, to)| stay(c, to, policy)).collect();
     if !conversions.iter().any(|(_, _, to)| to.converts()) {
-        let mut rewrite = plain_pod(pod, facts, policy);
-        rewrite.warnings.extend(left);
-        return rewrite;
+        let mut decision = plain_pod(pod, facts, policy);
+        decision.warnings.extend(left);
+        return decision;
     }
     let mut edits = Edits::new(pod, policy);
     let guarded = guards(facts);
     for (place, container, to) in &conversions {
-        if !to.replaced.is_empty() {
-            edits.convert(*place, container, to);
-        }
-        if guarded && !to.converts() && to.left.is_empty() && !claims(container) {
-            edits.guard(*place, container);
-        }
+        let guard = guarded && to.left.is_empty() && !claims(container);
+        edits.container(*place, container, to, guard);
     }
     edits.schedule();
     edits.drop_stale_choice();
@@ -278,47 +274,46 @@ fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite 
             cores: to.cores,
             blocks: to.blocks,
         });
-    let mut rewrite = Rewrite::untouched(Outcome::Converted);
-    rewrite.changes = changes.collect();
-    rewrite.warnings = warnings;
+    let changes: Vec<Change> = changes.collect();
+    let described = describe(&changes);
+    let mut decision = Decision { changes, patch, warnings, ..Decision::untouched(Outcome::Converted) };
     if pod.controller_uid().is_none() {
         // A person made this pod and reads the answer; a controller does not.
-        rewrite.warnings.insert(0, summary(policy, "converts", &rewrite.changes));
+        decision.warnings.insert(0, summary(policy, "converts", &described));
     }
-    rewrite.audit.push(("changes", describe(&rewrite.changes)));
-    rewrite.patch = patch;
-    rewrite
+    decision.audit = Some(("changes", described));
+    decision
 }
 
-fn stay(container: &ContainerView<'_>, to: &Conversions, policy: &Policy) -> Vec<String> {
+fn stay(container: &ContainerView<'_>, to: &Conversions<'_>, policy: &Policy) -> Vec<String> {
     let name = container.name.as_str();
-    let text = |resource: &String| {
+    let text = |resource: &&str| {
         format!("container {name}: {resource} stays: policy {} does not map it", policy.reference.name)
     };
     to.left.iter().map(text).collect()
 }
 
-fn unconvertible(policy: &Policy, why: &str) -> Rewrite {
-    let mut rewrite = Rewrite::untouched(Outcome::Unconvertible(why.to_owned()));
-    rewrite.audit.push(("unconvertible", why.to_owned()));
+fn unconvertible(policy: &Policy, why: &str) -> Decision<'static> {
+    let mut decision = Decision::untouched(Outcome::Unconvertible(why.to_owned()));
+    decision.audit = Some(("unconvertible", why.to_owned()));
     if policy.deny_unconvertible {
-        rewrite.deny = Some(format!(
+        decision.deny = Some(format!(
             "gpu-migrate: policy {} refuses what it cannot convert: {why}",
             policy.reference.name
         ));
     } else {
-        rewrite.warnings.push(format!("not converted: {why}"));
+        decision.warnings.push(format!("not converted: {why}"));
     }
-    rewrite
+    decision
 }
 
 /// A pod that asks for no card: only the guard is of interest.
-fn plain_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+fn plain_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
     guard_only(Edits::new(pod, policy), pod, facts, policy, Skip::NoGpu)
 }
 
 /// A pod that asks for shares already: ours when it comes a second time, or written that way.
-fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Rewrite {
+fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
     let mut edits = Edits::new(pod, policy);
     if let Some(original) = pod.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok()) {
         edits.continue_from(original);
@@ -337,45 +332,44 @@ fn guard_only(
     facts: &Facts<'_>,
     policy: &Policy,
     otherwise: Skip,
-) -> Rewrite {
+) -> Decision<'static> {
     let dialect = &policy.conversion.dialect;
     if guards(facts) {
         for (place, container) in pod.containers() {
             let gpus = || gpu_resources(container, dialect).iter().any(|resource| asks(container, resource));
             if !is_shared(container, dialect) && !claims(container) && !gpus() {
-                edits.guard(place, container);
+                edits.container(place, container, &Conversions::default(), true);
             }
         }
     }
     let (patch, warnings) = edits.finish();
-    let outcome = if patch.0.is_empty() { Outcome::Skipped(otherwise) } else { Outcome::Guarded };
-    Rewrite { patch, warnings, ..Rewrite::untouched(outcome) }
+    let outcome = if patch.is_empty() { Outcome::Skipped(otherwise) } else { Outcome::Guarded };
+    Decision { patch, warnings, ..Decision::untouched(outcome) }
 }
 
 /// Audit mode says what it would do; every text gets our name in front and fits into a warning.
-fn finish(mut rewrite: Rewrite, policy: &Policy) -> Rewrite {
+fn finish<'p>(mut decision: Decision<'p>, policy: &Policy) -> Decision<'p> {
     if policy.mode == Mode::Audit {
-        rewrite.deny = None;
-        if !rewrite.patch.0.is_empty() {
-            rewrite.outcome = Outcome::Audited;
-            rewrite.would = std::mem::replace(&mut rewrite.patch, Patch(Vec::new()));
-            rewrite.warnings = vec![summary(policy, "(Audit) would convert", &rewrite.changes)];
-        } else if let Outcome::Unconvertible(why) = &rewrite.outcome {
-            rewrite.warnings =
+        decision.deny = None;
+        if !decision.patch.is_empty() {
+            decision.outcome = Outcome::Audited;
+            decision.would = std::mem::take(&mut decision.patch);
+            let what = match decision.changes.as_slice() {
+                [] => "hides the cards".to_owned(),
+                changes => describe(changes),
+            };
+            decision.warnings = vec![summary(policy, "(Audit) would convert", &what)];
+        } else if let Outcome::Unconvertible(why) = &decision.outcome {
+            decision.warnings =
                 vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
         }
     }
-    for warning in &mut rewrite.warnings {
-        *warning = shorten(warning);
-    }
-    rewrite.audit.push(("outcome", rewrite.outcome.as_str().to_owned()));
-    rewrite.audit.push(("policy", policy.reference_text.clone()));
-    rewrite
+    decision.warnings = decision.warnings.into_iter().map(shorten).collect();
+    decision
 }
 
-fn summary(policy: &Policy, does: &str, changes: &[Change]) -> String {
-    let what = if changes.is_empty() { "hides the cards".to_owned() } else { describe(changes) };
-    format!("policy {} {does}: {what}", policy.reference.name)
+fn summary(policy: &Policy, does: &str, what: &str) -> String {
+    [OUR_NAME, "policy ", &policy.reference.name, " ", does, ": ", what].concat()
 }
 
 /// `main: 2 cards → 200 cores, 84 blocks`
@@ -393,11 +387,12 @@ fn describe(changes: &[Change]) -> String {
 
 /// The API server cuts or drops warnings beyond 120 characters.
 const LONGEST_WARNING: usize = 120;
+/// In front of every warning: a person sees many webhooks' warnings side by side.
+const OUR_NAME: &str = "gpu-migrate: ";
 
-fn shorten(text: &str) -> String {
-    let text =
-        if text.starts_with("gpu-migrate: ") { text.to_owned() } else { format!("gpu-migrate: {text}") };
-    if text.chars().count() <= LONGEST_WARNING {
+fn shorten(text: String) -> String {
+    let text = if text.starts_with(OUR_NAME) { text } else { [OUR_NAME, &text].concat() };
+    if text.len() <= LONGEST_WARNING || text.chars().count() <= LONGEST_WARNING {
         return text;
     }
     let kept: String = text.chars().take(LONGEST_WARNING - 1).collect();

@@ -55,14 +55,15 @@ impl Context {
 
 /// The API server's face.
 pub fn webhook(context: Context) -> Router {
-    Router::new().route("/mutate", post(mutate)).fallback(nothing_here).with_state(context)
+    // Every request gets a copy of its own: of the pointer only.
+    Router::new().route("/mutate", post(mutate)).fallback(nothing_here).with_state(Arc::new(context))
 }
 
 async fn nothing_here(uri: Uri) -> Response {
     refusal(StatusCode::NOT_FOUND, "NotFound", &format!("{}: expected POST /mutate", uri.path()))
 }
 
-async fn mutate(State(context): State<Context>, request: Request) -> Response {
+async fn mutate(State(context): State<Arc<Context>>, request: Request) -> Response {
     let version = request.version();
     let mut response = review(&context, request).await.unwrap_or_else(|rejection| {
         let Rejection { status, reason, message } = rejection;
@@ -163,7 +164,8 @@ async fn read(body: Body) -> Result<Bytes, Rejection> {
 /// The API server appends `?timeout=5s`.
 fn deadline(query: Option<&str>) -> Duration {
     let values = query.unwrap_or_default().split('&').filter_map(|pair| pair.strip_prefix("timeout="));
-    let parsed = values.filter_map(|text| text.parse::<jiff::SignedDuration>().ok()).next();
+    let seconds = |text: &str| text.strip_suffix('s')?.parse().ok().map(jiff::SignedDuration::from_secs);
+    let parsed = values.filter_map(|text| seconds(text).or_else(|| text.parse().ok())).next();
     let duration = parsed.and_then(|duration| Duration::try_from(duration).ok()).filter(|d| !d.is_zero());
     duration.unwrap_or(DEFAULT_DEADLINE).min(LONGEST_DEADLINE)
 }

@@ -82,6 +82,27 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
+impl Original {
+    /// The record after a second run, which wrote `later`: as JSON, with the policy of the first. A second run only
+    /// guards containers that came in between, and removes annotations.
+    pub(crate) fn followed_by(mut self, later: &str) -> (String, String) {
+        // It was written a moment ago, in this form.
+        let later: Self = serde_json::from_str(later).unwrap_or_default();
+        for (name, ContainerOriginal { limits, requests, env }) in later.containers {
+            let slot = self.containers.entry(name).or_default();
+            slot.limits.extend(limits);
+            slot.requests.extend(requests);
+            if !env.is_empty() {
+                slot.env = env;
+            }
+        }
+        self.annotations.keys.extend(later.annotations.keys);
+        self.annotations.created |= later.annotations.created;
+        // Serialising strings and maps with string keys cannot fail.
+        (serde_json::to_string(&self).unwrap_or_default(), self.policy)
+    }
+}
+
 impl MapEdit {
     fn is_empty(&self) -> bool {
         *self == Self::default()

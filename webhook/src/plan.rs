@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use json_patch::Patch;
 use serde_json::Value;
 
-use crate::decide::{Facts, Rewrite, decide};
+use crate::decide::{Change, Decision, Facts, Outcome, decide};
 use crate::policy::Policies;
 use crate::view::PodView;
 
@@ -17,6 +18,25 @@ pub struct Subject<'s> {
     pub namespace_labels: Option<&'s BTreeMap<String, String>>,
     /// What a percentage is decided by: the workload's UID, or any stable name while it has none.
     pub rollout_key: &'s str,
+}
+
+/// What happens to a manifest.
+#[derive(Clone, Debug)]
+pub struct Rewrite {
+    /// In one word.
+    pub outcome: Outcome,
+    /// What changes; empty when nothing does.
+    pub patch: Patch,
+    /// What would change if the policy were enforced; only filled in Audit mode.
+    pub would: Patch,
+    /// `name@generation` of the policy that decided.
+    pub policy: Option<String>,
+    /// For the user, at most 120 characters each.
+    pub warnings: Vec<String>,
+    /// The reason to refuse the pod.
+    pub deny: Option<String>,
+    /// What happens to each container that asks for cards.
+    pub changes: Vec<Change>,
 }
 
 /// Why a manifest is no pod.
@@ -50,5 +70,9 @@ pub fn rewrite_template(
     let text = serde_json::to_string(template).map_err(PlanError::Form)?;
     let pod: PodView<'_> = serde_json::from_str(&text).map_err(PlanError::Form)?;
     let Subject { namespace, namespace_labels, rollout_key } = *subject;
-    Ok(decide(&pod, &Facts { namespace, namespace_labels, rollout_key }, policies))
+    let facts = Facts { namespace, namespace_labels, rollout_key };
+    let Decision { outcome, patch, would, policy, warnings, audit: _, deny, changes } =
+        decide(&pod, &facts, policies);
+    let (patch, would) = (patch.parse().map_err(PlanError::Form)?, would.parse().map_err(PlanError::Form)?);
+    Ok(Rewrite { outcome, patch, would, policy: policy.map(str::to_owned), warnings, deny, changes })
 }

@@ -49,9 +49,36 @@ pub struct Scheduling {
     /// Tolerations of these keys go away.
     pub toleration_remove: Vec<String>,
     /// Tolerations that are added where they are missing.
-    pub toleration_add: Vec<Value>,
+    pub toleration_add: Vec<Constant>,
     /// Whether members of a gang get a scheduling gate.
     pub gate_gangs: bool,
+}
+
+/// JSON that a policy puts into pods, with its text at hand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constant {
+    value: Value,
+    text: String,
+}
+
+impl Constant {
+    /// To compare with.
+    #[must_use]
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// To write.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+impl From<Value> for Constant {
+    fn from(value: Value) -> Self {
+        Self { text: value.to_string(), value }
+    }
 }
 
 /// One policy, compiled.

@@ -1,13 +1,15 @@
 //! An AdmissionReview from bytes to bytes. Pure: what it knows besides the bytes is a [`Snapshot`].
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use crate::decide::{Facts, Rewrite, decide};
+use crate::decide::{Decision, Facts, decide};
 use crate::policy::Policies;
+use crate::text::{key, string};
 use crate::view::{PodView, Text};
 
 const API_VERSION: &str = "admission.k8s.io/v1";
@@ -92,38 +94,6 @@ struct Resource<'a> {
     resource: Text<'a>,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Out<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    response: Response<'a>,
-}
-
-#[derive(Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Response<'a> {
-    uid: &'a str,
-    allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Denied<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch_type: Option<&'static str>,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    warnings: &'a [String],
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    audit_annotations: BTreeMap<&'static str, &'a str>,
-}
-
-#[derive(Serialize)]
-struct Denied<'a> {
-    code: u16,
-    reason: &'static str,
-    message: &'a str,
-}
-
 /// Answers a review.
 ///
 /// # Errors
@@ -142,7 +112,7 @@ pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
 /// Everything parsed.
 fn decided(request: &Request<'_, PodView<'_>>, snapshot: &Snapshot) -> Result<Answer, ReviewError> {
     let (Some(pod), Ok(())) = (&request.object, concerns_us(request)) else {
-        return admitted(request, concerns_us(request).err().unwrap_or("no_object"), &[]);
+        return Ok(admitted(request, concerns_us(request).err().unwrap_or("no_object"), &[]));
     };
     let namespace = request.namespace.as_str();
     let facts = Facts {
@@ -150,8 +120,7 @@ fn decided(request: &Request<'_, PodView<'_>>, snapshot: &Snapshot) -> Result<An
         namespace_labels: snapshot.namespaces.get(namespace).map(AsRef::as_ref),
         rollout_key: request.uid.as_str(),
     };
-    let rewrite = decide(pod, &facts, &snapshot.policies);
-    respond(request, &rewrite)
+    Ok(respond(request, &decide(pod, &facts, &snapshot.policies)))
 }
 
 /// The object does not parse, or nothing does.
@@ -161,11 +130,11 @@ fn undecided(body: &[u8], error: serde_json::Error) -> Result<Answer, ReviewErro
     };
     let request = accepted(review)?;
     match concerns_us(&request) {
-        Err(outcome) => admitted(&request, outcome, &[]),
+        Err(outcome) => Ok(admitted(&request, outcome, &[])),
         Ok(()) => {
             let text: String =
                 format!("gpu-migrate: left alone: not a pod: {error}").chars().take(120).collect();
-            admitted(&request, "malformed_object", &[text])
+            Ok(admitted(&request, "malformed_object", &[text]))
         }
     }
 }
@@ -199,43 +168,69 @@ fn concerns_us<O>(request: &Request<'_, O>) -> Result<(), &'static str> {
     if request.operation.as_str() != "CREATE" { Err("not_create") } else { Ok(()) }
 }
 
-fn admitted<O>(
-    request: &Request<'_, O>,
-    outcome: &'static str,
-    warnings: &[String],
-) -> Result<Answer, ReviewError> {
-    let response = Response { uid: request.uid.as_str(), allowed: true, warnings, ..Response::default() };
-    write(request, outcome, response)
+fn admitted<O>(request: &Request<'_, O>, outcome: &'static str, warnings: &[String]) -> Answer {
+    let mut body = begin(request, true, 256);
+    write_warnings(&mut body, warnings);
+    end(request, outcome, body)
 }
 
-fn respond<O>(request: &Request<'_, O>, rewrite: &Rewrite) -> Result<Answer, ReviewError> {
-    let mut response = Response {
-        uid: request.uid.as_str(),
-        allowed: rewrite.deny.is_none(),
-        warnings: &rewrite.warnings,
-        audit_annotations: rewrite.audit.iter().map(|(key, value)| (*key, value.as_str())).collect(),
-        ..Response::default()
-    };
-    if let Some(message) = &rewrite.deny {
-        response.status = Some(Denied { code: 403, reason: "Forbidden", message });
-        return write(request, "denied", response);
-    }
-    if !rewrite.patch.0.is_empty() {
+fn respond<O>(request: &Request<'_, O>, decision: &Decision<'_>) -> Answer {
+    let patch = decision.patch.as_str();
+    let mut body = begin(request, decision.deny.is_none(), 768 + patch.len() * 4 / 3);
+    let mut outcome = decision.outcome.as_str();
+    if let Some(message) = &decision.deny {
+        outcome = "denied";
+        body.push_str(r#","status":{"code":403,"reason":"Forbidden","message":"#);
+        string(&mut body, message);
+        body.push('}');
+    } else if !patch.is_empty() {
         use base64::Engine;
-        let patch = serde_json::to_vec(&rewrite.patch).map_err(ReviewError::Malformed)?;
-        response.patch = Some(base64::engine::general_purpose::STANDARD.encode(patch));
-        response.patch_type = Some("JSONPatch");
+        body.push_str(r#","patchType":"JSONPatch","patch":""#);
+        base64::engine::general_purpose::STANDARD.encode_string(patch, &mut body);
+        body.push('"');
     }
-    write(request, rewrite.outcome.as_str(), response)
+    write_warnings(&mut body, &decision.warnings);
+    write_audit(&mut body, decision);
+    end(request, outcome, body)
 }
 
-fn write<O>(
-    request: &Request<'_, O>,
-    outcome: &'static str,
-    response: Response<'_>,
-) -> Result<Answer, ReviewError> {
-    let mut body = Vec::with_capacity(2048);
-    serde_json::to_writer(&mut body, &Out { api_version: API_VERSION, kind: KIND, response })
-        .map_err(ReviewError::Malformed)?;
-    Ok(Answer { body, outcome, dry_run: request.dry_run == Some(true) })
+/// Everything up to `allowed`; the fields are few and fixed, and the patch in them need not be searched for escapes.
+fn begin<O>(request: &Request<'_, O>, allowed: bool, capacity: usize) -> String {
+    let mut body = String::with_capacity(capacity);
+    // Writing into a string cannot fail.
+    let _ = write!(body, r#"{{"apiVersion":"{API_VERSION}","kind":"{KIND}","response":{{"uid":"#);
+    string(&mut body, request.uid.as_str());
+    let _ = write!(body, r#","allowed":{allowed}"#);
+    body
+}
+
+fn end<O>(request: &Request<'_, O>, outcome: &'static str, mut body: String) -> Answer {
+    body.push_str("}}");
+    Answer { body: body.into_bytes(), outcome, dry_run: request.dry_run == Some(true) }
+}
+
+fn write_warnings(body: &mut String, warnings: &[String]) {
+    for (index, warning) in warnings.iter().enumerate() {
+        body.push_str(if index == 0 { r#","warnings":["# } else { "," });
+        string(body, warning);
+    }
+    if !warnings.is_empty() {
+        body.push(']');
+    }
+}
+
+fn write_audit(body: &mut String, decision: &Decision<'_>) {
+    let outcome = decision.policy.map(|_| ("outcome", decision.outcome.as_str()));
+    let policy = decision.policy.map(|policy| ("policy", policy));
+    let more = decision.audit.as_ref().map(|(key, text)| (*key, text.as_str()));
+    let mut first = true;
+    for (name, value) in [more, outcome, policy].into_iter().flatten() {
+        body.push_str(if first { r#","auditAnnotations":{"# } else { "," });
+        first = false;
+        key(body, name);
+        string(body, value);
+    }
+    if !first {
+        body.push('}');
+    }
 }

@@ -11,9 +11,8 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A pod, or the pod template of a workload.
+/// A pod, or the pod template of a workload. Both parts must be there: patches add to them.
 #[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
 pub struct PodView<'a> {
     /// Its metadata.
     #[serde(borrow)]
@@ -271,12 +270,11 @@ impl Amount<'_> {
         }
     }
 
-    /// As JSON, exactly as it was written.
-    #[must_use]
-    pub fn to_value(&self) -> Value {
+    /// Appends it as JSON, exactly as it was written.
+    pub(crate) fn write(&self, out: &mut String) {
         match self {
-            Self::Text(text) => Value::String(text.clone().into_owned()),
-            Self::Number(number) => Value::Number(number.clone()),
+            Self::Text(text) => crate::text::string(out, text),
+            Self::Number(number) => out.push_str(&number.to_string()),
         }
     }
 }
