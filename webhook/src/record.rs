@@ -182,7 +182,8 @@ fn list(out: &mut String, created: bool, removed: &[(usize, Value)], added: &[&s
         out.push_str("\"created\":true");
     }
     if !removed.is_empty() {
-        let entries: Vec<String> = removed.iter().map(|(index, entry)| format!("[{index},{entry}]")).collect();
+        let entries: Vec<String> =
+            removed.iter().map(|(index, entry)| format!("[{index},{entry}]")).collect();
         let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
         comma(out);
         key(out, "removed");

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use serde::de::IgnoredAny;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::decide::{Decision, Facts, decide};
 use crate::policy::Policies;
@@ -103,7 +103,13 @@ pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
     if body.is_empty() {
         return Err(ReviewError::Empty);
     }
-    match serde_json::from_slice::<Review<'_, PodView<'_>>>(body) {
+    // Checked once as a whole, text need not be checked again string by string. What is not text gets an error that
+    // says where.
+    let parsed = match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str::<Review<'_, PodView<'_>>>(text),
+        Err(_) => serde_json::from_slice(body),
+    };
+    match parsed {
         Ok(review) => decided(&accepted(review)?, snapshot),
         Err(error) => undecided(body, error),
     }

@@ -323,7 +323,8 @@ fn list(raw: Option<&RawValue>) -> Result<Option<Vec<Value>>, serde_json::Error>
 fn foreign(raw: &RawValue, remove_keys: &[String], wanted: &[Constant]) -> bool {
     let text = raw.get();
     let named = |key: &str| key.is_empty() || text.contains(key);
-    let key = |constant: &Constant| named(constant.value().get("key").and_then(Value::as_str).unwrap_or_default());
+    let key =
+        |constant: &Constant| named(constant.value().get("key").and_then(Value::as_str).unwrap_or_default());
     text.starts_with('[')
         && !text.contains('\\')
         && !remove_keys.iter().any(|key| named(key))

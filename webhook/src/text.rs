@@ -19,12 +19,31 @@ pub(crate) fn key(out: &mut String, key: &str) {
 pub(crate) fn escaped(out: &mut String, text: &str) {
     let mut rest = text;
     // What needs an escape is one byte long, so cutting after it is safe.
-    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)) {
+    while let Some(at) = find(rest.as_bytes(), *b"\"\\") {
         out.push_str(&rest[..at]);
         escape(out, rest.as_bytes()[at]);
         rest = &rest[at + 1..];
     }
     out.push_str(rest);
+}
+
+/// Where the first control character or one of `special` is: eight bytes at a time, since nearly none have any.
+fn find<const N: usize>(bytes: &[u8], special: [u8; N]) -> Option<usize> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    // A borrow can only spoil bytes above a hit, and the lowest hit is the one that is asked for.
+    let below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & HIGH;
+    let (words, tail) = bytes.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let hits = special.iter().map(|byte| below(word ^ (ONES * u64::from(*byte)), 1));
+        let hits = hits.fold(below(word, 0x20), |all, one| all | one);
+        if hits != 0 {
+            return Some(index * 8 + hits.trailing_zeros() as usize / 8);
+        }
+    }
+    let hit = |byte: &u8| *byte < 0x20 || special.contains(byte);
+    tail.iter().position(hit).map(|at| words.len() * 8 + at)
 }
 
 fn escape(out: &mut String, byte: u8) {
@@ -105,7 +124,7 @@ impl PatchText {
 /// A token of a JSON pointer (RFC 6901) inside a JSON string.
 fn pointer_token(out: &mut String, token: &str) {
     let mut rest = token;
-    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'~' | b'/' | b'"' | b'\\' | 0..0x20)) {
+    while let Some(at) = find(rest.as_bytes(), *b"~/\"\\") {
         out.push_str(&rest[..at]);
         match rest.as_bytes()[at] {
             b'~' => out.push_str("~0"),

@@ -153,6 +153,26 @@ async fn a_pod_that_does_not_parse_stays_legacy_with_a_warning() {
     );
 }
 
+/// Found by fuzzing: a patch on a part that is not there does not apply.
+#[tokio::test]
+async fn a_pod_without_metadata_or_spec_stays_legacy_with_a_warning() {
+    for part in ["metadata", "spec"] {
+        for value in [None, Some(json!(null))] {
+            let mut review = capture("bare-pod");
+            let object = review["request"]["object"].as_object_mut().unwrap();
+            match &value {
+                None => drop(object.remove(part)),
+                Some(value) => drop(object.insert(part.into(), value.clone())),
+            }
+            let (status, answer) = send(&context(json!({})), post(review.to_string())).await;
+            assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(true)));
+            assert!(answer["response"].get("patch").is_none());
+            let warning = answer["response"]["warnings"][0].as_str().unwrap();
+            assert!(warning.contains("left alone: not a pod: "), "{warning}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_denial_is_an_answer() {
     let mut review = capture("bare-pod");

@@ -175,6 +175,16 @@ async fn it_serves_follows_its_policy_file_and_drains() {
 }
 
 #[tokio::test]
+async fn with_a_client_ca_only_its_clients_are_answered() {
+    let open = Program::start(&[]).await;
+    assert!(open.review().await.is_ok());
+    let ca = open.folder.path().join("tls/ca.crt");
+    let closed = Program::start(&["--client-ca-file", ca.to_str().unwrap()]).await;
+    assert!(closed.review().await.is_err(), "a client without a certificate is turned away");
+    assert_eq!(closed.probe("/livez").await.unwrap().0, 200, "probes come without a certificate");
+}
+
+#[tokio::test]
 async fn a_second_signal_aborts() {
     let mut program = Program::start(&["--drain-delay", "600s"]).await;
     program.signal();
