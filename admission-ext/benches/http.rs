@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p gpu-migrate-admission-ext --bench http` prints, for each size, p50 and p99 of filter, prioritize
 //! and bind with *all* node names in the request, the server's processor time for one call (which a busy machine does
-//! not change), the time from start to ready, and the resident memory. The ratios of the last lines are to the smallest
+//! not change), the time from start to ready, the resident memory, and how much of the processors others used meanwhile: a
+//! tail that came of them says nothing. The ratios of the last lines are to the smallest
 //! cluster of the same run. Names of scorings after `--` measure those alone (`-- binpack`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)] // a bench that cannot go on has nothing to say
@@ -54,11 +55,18 @@ impl Server {
 
     /// Processor time so far: on a busy machine it tells what the clock on the wall cannot.
     fn cpu(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // After the name in parentheses, the 12th and 13th fields: user and system time in ticks of 10 ms.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        let ticks = fields.iter().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
-        Duration::from_millis(ticks * 10)
+        cpu_of(&self.child.id().to_string())
+    }
+
+    /// Processor time that neither we nor the server used, but somebody: what a tail may be made of.
+    fn others(&self) -> Duration {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
+        let ticks: Vec<u64> = fields.filter_map(|ticks| ticks.parse().ok()).collect();
+        // user nice system idle iowait irq softirq steal
+        let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|at| ticks.get(*at)).sum::<u64>();
+        let all = Duration::from_millis(busy * 10);
+        all.saturating_sub(self.cpu()).saturating_sub(cpu_of("self"))
     }
 
     fn resident_mib(&self) -> f64 {
@@ -68,6 +76,14 @@ impl Server {
             line.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse::<f64>().ok());
         kib.unwrap_or(f64::NAN) / 1024.0
     }
+}
+
+fn cpu_of(process: &str) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // After the name in parentheses, the 12th and 13th fields: user and system time in ticks of 10 ms.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = fields.iter().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
+    Duration::from_millis(ticks * 10)
 }
 
 /// One connection, kept alive, as Go's client does.
@@ -180,6 +196,7 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
             Times::of(ROUNDS, |round| drop(caller.call(verb, &load.bodies[round % load.bodies.len()])));
         (times, (server.cpu() - before).as_secs_f64() * 1e3 / ROUNDS as f64)
     };
+    let (start, others) = (Instant::now(), server.others());
     let (filter, filter_cpu) = looks("filter");
     let (prioritize, prioritize_cpu) = looks("prioritize");
     let mut bound = Vec::with_capacity(bindings);
@@ -192,8 +209,11 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
     }
     bound.sort_unstable();
     let bound = Times(bound);
+    let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
+    let disturbed =
+        (server.others().saturating_sub(others)).as_secs_f64() / start.elapsed().as_secs_f64() / cores;
     println!(
-        "| {scoring} | {nodes} | {} | {:.0} | {:.0} | {:.2} / {:.2} / {filter_cpu:.2} | {:.2} / {:.2} / {prioritize_cpu:.2} | {:.3} / {:.3} |",
+        "| {scoring} | {nodes} | {} | {:.0} | {:.0} | {:.2} / {:.2} / {filter_cpu:.2} | {:.2} / {:.2} / {prioritize_cpu:.2} | {:.3} / {:.3} | {:.0} % |",
         nodes * 12,
         server.ready.as_secs_f64() * 1e3,
         server.resident_mib(),
@@ -203,6 +223,7 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
         prioritize.ms(99),
         bound.ms(50),
         bound.ms(99),
+        disturbed * 100.0,
     );
     filter_cpu * 1e3 / nodes as f64
 }
@@ -213,9 +234,9 @@ fn main() {
     let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let asked = |scoring: &&str| asked.is_empty() || asked.iter().any(|name| name == scoring);
     println!(
-        "| scoring | nodes | pods | start ms | RSS MiB | filter p50 / p99 / CPU ms | prioritize p50 / p99 / CPU ms | bind p50 / p99 ms |"
+        "| scoring | nodes | pods | start ms | RSS MiB | filter p50 / p99 / CPU ms | prioritize p50 / p99 / CPU ms | bind p50 / p99 ms | others |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     let mut per_node = Vec::new();
     for nodes in SIZES {
         let path = folder.path().join(format!("{nodes}.json"));

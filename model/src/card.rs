@@ -68,6 +68,16 @@ impl Card {
     }
 }
 
+/// Whether two product names mean the same model. NVML says `NVIDIA A100-SXM4-80GB`; the node label that feature discovery
+/// makes of it, and so what people write, has dashes.
+#[must_use]
+pub fn same_model(one: &str, other: &str) -> bool {
+    fn plain(name: &str) -> impl Iterator<Item = u8> + '_ {
+        name.bytes().map(|byte| if byte == b' ' { b'-' } else { byte.to_ascii_lowercase() })
+    }
+    plain(one).eq(plain(other))
+}
+
 /// A card as placement sees it: what it is, and what is left on it. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {

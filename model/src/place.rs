@@ -6,7 +6,7 @@
 //! placed as one: on the same cards, by the larger of the two.
 
 use crate::ask::{ContainerAsk, ContainerKind, Demand, PodAsk, PodKind};
-use crate::card::CardView;
+use crate::card::{CardView, same_model};
 use crate::evaluate::{self, CardOrder};
 use crate::ledger::Hold;
 use crate::topology::Tree;
@@ -15,7 +15,7 @@ use crate::units::{Blocks, CardIndex, Cores};
 /// What a pod demands of its cards beside room.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints {
-    /// Models that will do; empty: any.
+    /// Models that will do, by [`same_model`]; empty: any.
     pub models: Vec<String>,
     /// Only these UUIDs; empty: any.
     pub include: Vec<String>,
@@ -95,7 +95,7 @@ impl Constraints {
     /// Whether a card will do.
     #[must_use]
     pub fn allow(&self, card: &CardView) -> bool {
-        (self.models.is_empty() || self.models.contains(&card.card.model))
+        (self.models.is_empty() || self.models.iter().any(|model| same_model(model, &card.card.model)))
             && (self.include.is_empty() || self.include.contains(&card.card.uuid))
             && !self.exclude.contains(&card.card.uuid)
     }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpu_migrate_model::ask::{Demand, PodKind};
+use gpu_migrate_model::card::same_model;
 use gpu_migrate_model::crd::Quota;
 use gpu_migrate_model::names;
 
@@ -151,12 +152,6 @@ impl Quotas {
 fn applies(pool: &Option<String>, model: &Option<String>, place: &Place) -> bool {
     pool.as_ref().is_none_or(|pool| Some(&**pool) == place.pool.as_deref())
         && model.as_ref().is_none_or(|model| same_model(model, &place.model))
-}
-
-/// NVML says `NVIDIA A100-SXM4-80GB`, the label that feature discovery makes of it has dashes.
-fn same_model(one: &str, other: &str) -> bool {
-    let plain = |text: &str| text.replace(' ', "-").to_ascii_lowercase();
-    plain(one) == plain(other)
 }
 
 impl Exceeded {

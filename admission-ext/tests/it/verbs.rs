@@ -132,7 +132,7 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
 #[test]
 fn constraints_choose_among_cards() {
     let mut shadow = shadow("a", 3, 16, &[]);
-    shadow["status"]["cards"][1]["model"] = json!("T4");
+    shadow["status"]["cards"][1]["model"] = json!("NVIDIA T4");
     shadow["status"]["cards"][2]["health"] = json!("Unhealthy");
     let engine = engine(&[node("a", 3, 16), shadow]);
     let fits = |key: &str, value: &str, cores: u32| {
@@ -140,8 +140,9 @@ fn constraints_choose_among_cards() {
         pod["metadata"]["annotations"][key] = json!(value);
         !passing(&engine, &pod, &["a"]).is_empty()
     };
-    assert!(fits("gpu-migrate.io/card-model", "T4", 100));
-    assert!(!fits("gpu-migrate.io/card-model", "T4", 200));
+    assert!(fits("gpu-migrate.io/card-model", "NVIDIA T4", 100));
+    assert!(fits("gpu-migrate.io/card-model", "H100,NVIDIA-T4", 100), "as the node's label writes it");
+    assert!(!fits("gpu-migrate.io/card-model", "NVIDIA T4", 200));
     assert!(!fits("gpu-migrate.io/card-model", "H100", 50));
     assert!(!fits("gpu-migrate.io/card-include", "GPU-a-2", 50), "unhealthy");
     assert!(fits("gpu-migrate.io/card-exclude", "GPU-a-0", 50));

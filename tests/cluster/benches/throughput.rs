@@ -8,7 +8,7 @@
 //! Without the extender the scheduler adds up amounts; with it every pod gets cards, which is checked at the end of a turn.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     pin::pin,
     time::{Duration, Instant},
 };
@@ -27,7 +27,12 @@ use gpu_migrate_model::names::PREDICATE_GPU_INDEX_PREFIX;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams},
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt,
+        watcher::{Config, Event, watcher},
+    },
 };
 use tokio::runtime::Runtime;
 
@@ -83,9 +88,9 @@ async fn rate(cluster: &mut Cluster, name: &str, extender: Option<u16>) -> Resul
     });
     stream::iter(making).buffer_unordered(16).try_collect::<()>().await?;
     let pods = cluster.pods(&namespace);
-    let version = pods.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version;
+    let bound = tokio::spawn(all_bound(Api::namespaced(cluster.client.clone(), &namespace)));
     cluster.schedule_with(extender)?;
-    let took = all_bound(&pods, &version.unwrap_or_default()).await?;
+    let took = bound.await??;
     cluster.check()?;
     if extender.is_some() {
         check(&pods.list(&ListParams::default()).await?.items)?;
@@ -102,23 +107,25 @@ async fn rate(cluster: &mut Cluster, name: &str, extender: Option<u16>) -> Resul
 }
 
 /// From the first pod that is bound to the last.
-async fn all_bound(pods: &Api<Pod>, version: &str) -> Result<Duration> {
+async fn all_bound(pods: Api<PartialObjectMeta<Pod>>) -> Result<Duration> {
     // A pod enters this selection when it is bound. Of its metadata alone, so that looking costs little beside the work.
-    let bound = WatchParams::default().fields("spec.nodeName!=").timeout(290);
-    let mut events = pin!(pods.watch_metadata(&bound, version).await?);
-    let (mut count, mut first) = (0, None);
-    while let Some(event) = tokio::time::timeout(LIMIT, events.try_next()).await?? {
-        match event {
-            WatchEvent::Added(_) => count += 1,
-            WatchEvent::Error(error) => return Err(kube::Error::Api(error).into()),
-            _ => continue,
-        }
+    let bound = Config::default().fields("spec.nodeName!=");
+    let mut events = pin!(watcher(pods, bound).default_backoff());
+    let (mut seen, mut first) = (BTreeSet::new(), None);
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while let Some(event) = tokio::time::timeout_at(deadline, events.next())
+        .await
+        .with_context(|| format!("{} of {PODS} pods were bound within {LIMIT:?}", seen.len()))?
+    {
+        // One that ends is begun anew by the watcher.
+        let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event else { continue };
+        seen.insert(pod.metadata.uid);
         let first = *first.get_or_insert_with(Instant::now);
-        if count == PODS {
+        if seen.len() == PODS {
             return Ok(first.elapsed());
         }
     }
-    anyhow::bail!("{count} of {PODS} pods were bound, then the watch ended")
+    anyhow::bail!("the watch ended")
 }
 
 /// Every shared pod has a card, and no node has more on its cards than they hold.

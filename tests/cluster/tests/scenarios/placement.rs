@@ -18,7 +18,7 @@ use gpu_migrate_cluster_tests::{
     wait::{self, Seen},
     workload::{annotation, phase, phase_and_why, pod_spec},
 };
-use gpu_migrate_model::names::{Dialect, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
+use gpu_migrate_model::names::{Dialect, GANG_GATE, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
 use k8s_openapi::api::{core::v1::Pod, scheduling::v1::PriorityClass};
 use kube::{
     Api, ResourceExt,
@@ -278,19 +278,49 @@ async fn members(cluster: &Cluster, namespace: &str, gang: &str) -> Result<Vec<P
 /// Creates the pods `<gang>-0…` of a whole card each.
 async fn gang(cluster: &Cluster, namespace: &str, gang: &str, size: usize, node: &str) -> Result<()> {
     for index in 0..size {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {
-                "name": format!("{gang}-{index}"),
-                "labels": {"gang": gang},
-                "annotations": {GANG_NAME: gang, GANG_SIZE: size.to_string()},
-            },
-            "spec": on(node, shared_spec(100, 100)),
-        }))?;
-        cluster
-            .pods(namespace)
-            .create(&PostParams::default(), &pod)
-            .await
-            .with_context(|| format!("cannot create {gang}-{index}"))?;
+        member(cluster, namespace, (gang, size, index), on(node, shared_spec(100, 100))).await?;
+    }
+    Ok(())
+}
+
+async fn member(
+    cluster: &Cluster,
+    namespace: &str,
+    (gang, size, index): (&str, usize, usize),
+    spec: Value,
+) -> Result<()> {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {
+            "name": format!("{gang}-{index}"),
+            "labels": {"gang": gang},
+            "annotations": {GANG_NAME: gang, GANG_SIZE: size.to_string()},
+        },
+        "spec": spec,
+    }))?;
+    let created = cluster.pods(namespace).create(&PostParams::default(), &pod).await;
+    created.map(drop).with_context(|| format!("cannot create {gang}-{index}"))
+}
+
+/// Members with a gate stay out of the queue until the last exists; then all gates are lifted and all are bound.
+pub(crate) async fn gates_of_a_gang_are_lifted_together(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let namespace = cluster.namespace("gates", &[]).await?;
+    let mut spec = on(&nodes.names()[0], shared_spec(100, 100));
+    spec["schedulingGates"] = json!([{"name": GANG_GATE}]);
+    for index in 0..2 {
+        member(cluster, &namespace, ("gated", 3, index), spec.clone()).await?;
+    }
+    let gates = |pod: &Pod| pod.spec.iter().flat_map(|s| s.scheduling_gates.iter().flatten()).count();
+    wait::throughout("the gates of an incomplete gang", Duration::from_secs(3), || async {
+        let members = members(cluster, &namespace, "gated").await?;
+        ensure!(members.iter().all(|pod| gates(pod) == 1), "a gate was lifted");
+        Ok(())
+    })
+    .await?;
+    member(cluster, &namespace, ("gated", 3, 2), spec).await?;
+    for index in 0..3 {
+        let pod = bound(cluster, &namespace, &format!("gated-{index}")).await?;
+        ensure!(gates(&pod) == 0, "{} is bound with its gate", pod.name_any());
     }
     Ok(())
 }
