@@ -244,7 +244,7 @@ fn preflight_says_go_where_nothing_is_in_the_way() {
 #[test]
 fn preflight_finds_every_mistake() {
     type Mistake = fn(&mut Vec<Value>);
-    let mistakes: [(&str, Mistake); 10] = [
+    let mistakes: [(&str, Mistake); 11] = [
         ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
         ("says nothing of shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
@@ -259,6 +259,13 @@ fn preflight_finds_every_mistake() {
         ("kubelet v1.20.2", |c| replace(c, node(json!({"gpu-migrate.io/plugin": "Bridged"}), "v1.20.2"))),
         ("reports no cards", |c| c.retain(|object| object["kind"] != "GPUShadow")),
         ("vgpu.hami.io also changes pods", |c| c.push(webhook("hami", "vgpu.hami.io", "Ignore", "Y2E="))),
+        ("the extender 127.0.0.1:3456/scheduler is ignorable", |c| {
+            let config = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nextenders:\n- urlPrefix: https://x:secret@127.0.0.1:3456/scheduler\n  ignorable: true\n  managedResources: [{name: tencent.com/vcuda-core}]\n";
+            c.push(json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": "scheduler", "namespace": "kube-system"}, "data": {"config.yaml": config},
+            }));
+        }),
         ("I1 broken", |c| c.push(pod("intruder", share(10), on_card(1)))),
         ("150: expected 1 to 100", |c| {
             let mut bad = policy();
@@ -275,7 +282,7 @@ fn preflight_finds_every_mistake() {
         assert!(out.ends_with("\nno-go\n"));
     }
     let mut cluster = ready_cluster();
-    let together = [0, 2, 3, 4, 5, 7];
+    let together = [0, 2, 3, 4, 5, 7, 8];
     for number in together {
         mistakes[number].1(&mut cluster);
     }

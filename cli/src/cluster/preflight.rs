@@ -3,6 +3,7 @@
 //! Every check says what it looked at, what it found and what to do. One no-go makes the whole a no-go.
 
 mod nodes;
+mod schedulers;
 
 use super::snapshot::is_finished;
 use super::{Answer, Snapshot, quota, verify};
@@ -52,7 +53,7 @@ pub struct Finding {
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     type Check = fn(&Snapshot, &mut Report);
-    let checks: [(&'static str, Check); 12] = [
+    let checks: [(&'static str, Check); 13] = [
         ("versions", versions),
         ("runtime", nodes::runtime),
         ("kubelets", nodes::kubelets),
@@ -62,6 +63,7 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         ("node agents", node_agents),
         ("NVIDIA plugin", nvidia_plugin),
         ("other plugins", other_plugins),
+        ("schedulers", schedulers::extenders),
         ("quotas", quotas),
         ("pods", pods),
         ("books", books),

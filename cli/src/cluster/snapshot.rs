@@ -8,9 +8,9 @@ use futures::StreamExt as _;
 use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ResourceQuota};
 use kube::api::{Api, ListParams};
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub kubelets: BTreeMap<String, Value>,
     /// Feature gates of the API server, as far as they could be read.
     pub gates: BTreeMap<String, bool>,
+    /// Configurations of kube-schedulers, by where they were found.
+    pub schedulers: BTreeMap<String, Value>,
 }
 
 /// Kubelets asked at once.
@@ -85,7 +87,11 @@ impl Snapshot {
             self.nodes.iter().filter(|node| has_cards(node)).filter_map(|node| node.metadata.name.clone());
         let nodes = nodes.collect::<Vec<_>>();
         self.asked_settings = true;
-        let progress = Progress::new(nodes.len() as u64 + 1);
+        let progress = Progress::new(nodes.len() as u64 + 2);
+        progress.step("reading the schedulers' configuration");
+        if let Ok(maps) = Api::<ConfigMap>::all(client.clone()).list(&ListParams::default()).await {
+            self.schedulers = maps.items.iter().flat_map(schedulers).collect();
+        }
         progress.step("reading the API server's feature gates");
         self.gates = get(client, "/metrics").await.map(|text| gates(&text)).unwrap_or_default();
         let asked = nodes.into_iter().map(|node| async move {
@@ -115,6 +121,10 @@ impl Snapshot {
                 "Namespace" => snapshot.namespaces.push(read(object)?),
                 "ResourceQuota" => snapshot.quotas.push(read(object)?),
                 "DaemonSet" => snapshot.daemon_sets.push(read(object)?),
+                "ConfigMap" => snapshot.schedulers.extend(schedulers(&read(object)?)),
+                "KubeSchedulerConfiguration" => {
+                    snapshot.schedulers.insert(object.origin.to_string(), object.value);
+                }
                 "MutatingWebhookConfiguration" => snapshot.mutating.push(read(object)?),
                 _ => {}
             }
@@ -126,6 +136,15 @@ impl Snapshot {
 fn read<K: DeserializeOwned>(object: Manifest) -> anyhow::Result<K> {
     let place = format!("{}: {object}", object.origin);
     serde_json::from_value(object.value).context(place)
+}
+
+/// The scheduler configurations in a ConfigMap.
+fn schedulers(map: &ConfigMap) -> Vec<(String, Value)> {
+    let of = format!("ConfigMap {}/{}", map.namespace().unwrap_or_default(), map.name_any());
+    let texts = map.data.iter().flatten().filter(|(_, text)| text.contains("KubeSchedulerConfiguration"));
+    let read =
+        texts.filter_map(|(key, text)| Some((format!("{of}, {key}"), serde_saphyr::from_str(text).ok()?)));
+    read.collect()
 }
 
 async fn all<K>(client: &Client) -> anyhow::Result<Vec<K>>
