@@ -32,6 +32,12 @@ impl Paths {
         self.kubelet.join("device-plugins")
     }
 
+    /// The socket that plugins register on; the kubelet makes it anew when it starts.
+    #[must_use]
+    pub fn kubelet_socket(&self) -> PathBuf {
+        self.device_plugins().join("kubelet.sock")
+    }
+
     /// The kubelet's book of devices.
     #[must_use]
     pub fn book(&self) -> PathBuf {
@@ -121,7 +127,7 @@ pub struct Node {
     version: watch::Sender<u64>,
     /// Serialises writers of the file of deviations; taken before `books`.
     writer: Mutex<DeviationFile>,
-    read: Mutex<Option<Stamp>>,
+    read: Mutex<Option<Read>>,
     started: Instant,
 }
 
@@ -200,10 +206,10 @@ impl Node {
         let path = self.paths.book();
         let mut read = self.read.lock();
         let stamp = Stamp::of(&path);
-        if stamp.is_none() {
-            self.with(|books, _| books.observe_no_book());
-        }
-        if stamp.is_none() || stamp == *read {
+        let Some(stamp) = stamp else {
+            return self.with(|books, _| books.observe_no_book());
+        };
+        if read.is_some_and(|read| read.stamp == stamp && !read.again) {
             return;
         }
         let text = match std::fs::read(&path) {
@@ -215,9 +221,12 @@ impl Node {
         };
         match Checkpoint::parse(&text) {
             Ok(book) => {
-                *read = stamp;
+                let before = read.replace(Read { stamp, again: false });
                 self.metrics.book_read(true);
-                self.with(|books, now| books.observe_book(&book, now));
+                self.with(|books, now| match before {
+                    Some(before) if before.stamp == stamp => books.observe_same_book(&book, now),
+                    _ => books.observe_book(&book, now),
+                });
             }
             Err(error) => {
                 self.metrics.book_read(false);
@@ -232,9 +241,15 @@ impl Node {
 
     /// The kubelet started anew, from the book as it is on disk.
     pub fn kubelet_started(&self) {
-        *self.read.lock() = None;
+        if let Some(read) = &mut *self.read.lock() {
+            read.again = true;
+        }
         let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
-        self.with(|books, at| books.observe_kubelet_start(whole, at));
+        // It may have asked for something already before this is noticed; not before its socket was there.
+        let socket = std::fs::metadata(self.paths.kubelet_socket()).and_then(|meta| meta.modified());
+        let age = socket.ok().and_then(|made| made.elapsed().ok()).unwrap_or_default();
+        let age = Millis::try_from(age.as_millis()).unwrap_or(Millis::MAX);
+        self.with(|books, now| books.observe_kubelet_start(whole, now.saturating_sub(age)));
         self.read_book();
     }
 
@@ -293,6 +308,14 @@ impl Node {
         self.with(|books, now| books.observe_list(&rows, asked, now));
         Ok(rows)
     }
+}
+
+/// The version of the kubelet's book that was read last.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    stamp: Stamp,
+    /// It is to be read once more: its reader changed.
+    again: bool,
 }
 
 fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {

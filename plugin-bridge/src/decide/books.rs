@@ -77,6 +77,8 @@ pub struct Books {
     pub(super) book_read: Option<Millis>,
     /// When the kubelet was last seen to start anew, until its book has been read after that.
     pub(super) restarted: Option<Millis>,
+    /// Promises up to this one can be named by the version of the kubelet's book that was read last.
+    pub(super) book_mark: u64,
     /// The book on disk is not whole: what it does not say means nothing.
     pub(super) book_refused: bool,
     /// When the kubelet last started anew without its book, or the book was last found cut short: their silence says nothing
@@ -84,6 +86,10 @@ pub struct Books {
     pub(super) amnesia: Option<Millis>,
     /// Whether it is known what was given out before: until then nothing is.
     pub(super) opened: bool,
+    /// This life began with a book that could not be read.
+    pub(super) started_blind: bool,
+    /// When such a life first learnt from any source what was given out before.
+    pub(super) first_look: Option<Millis>,
     /// The kubelet's book was looked for and is not there.
     pub(super) no_book: bool,
     /// The latest moment heard of.
@@ -113,8 +119,11 @@ impl Books {
             book_read: None,
             restarted: None,
             amnesia: None,
+            book_mark: 0,
             book_refused: false,
             opened: false,
+            started_blind: false,
+            first_look: None,
             no_book: false,
             clock: 0,
             next: 0,
@@ -342,22 +351,59 @@ impl Books {
     pub(super) fn release(&mut self, id: GrantId) {
         let Some(grant) = self.grants.remove(&id) else { return };
         let mut heirs = BTreeSet::from([grant.holder]);
-        for key in grant.actual.into_iter().filter(|key| self.owner.get(key) == Some(&id)).collect::<Vec<_>>()
-        {
-            // Of several the one named by the kubelet's book, and of those the latest.
-            let others = self.grants.iter().filter(|(_, other)| other.actual.contains(&key));
-            if let Some((heir, other)) = others.max_by_key(|(other, grant)| (grant.confirmed, **other)) {
-                heirs.insert(other.holder.clone());
-                self.owner.insert(key, *heir);
-            } else {
-                self.owner.remove(&key);
-            }
-        }
+        heirs.extend(self.let_go(id, &grant.actual));
         for holder in &heirs {
             self.settle(holder, Rules::Found).ok();
         }
         self.touch();
         self.freed += 1;
+    }
+
+    /// Gives a promise other devices in the place of those that it has. It leaves to init containers of its pod what they
+    /// have, and takes from them what they hand on.
+    pub(super) fn move_to(&mut self, id: GrantId, actual: BTreeSet<DeviceKey>) {
+        let Some(grant) = self.grants.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut grant.actual, actual.clone());
+        let mut concerned = BTreeSet::from([grant.holder.clone()]);
+        let left: BTreeSet<DeviceKey> = before.difference(&actual).cloned().collect();
+        concerned.extend(self.let_go(id, &left));
+        let init = self.is_init(&self.grants[&id].holder);
+        for key in actual {
+            match self.owner.get(&key) {
+                Some(_) if init => {}
+                Some(owner) => {
+                    concerned.insert(self.grants[owner].holder.clone());
+                    self.owner.insert(key, id);
+                }
+                None => {
+                    self.owner.insert(key, id);
+                }
+            }
+        }
+        for holder in &concerned {
+            self.settle(holder, Rules::Found).ok();
+        }
+        self.touch();
+        self.freed += 1;
+    }
+
+    /// A promise does not have these devices any more: they go to others that have them too, who are returned.
+    fn let_go(&mut self, id: GrantId, keys: &BTreeSet<DeviceKey>) -> BTreeSet<HolderId> {
+        let mut heirs = BTreeSet::new();
+        for key in keys {
+            if self.owner.get(key) != Some(&id) {
+                continue;
+            }
+            // Of several the one named by the kubelet's book, and of those the latest.
+            let others = self.grants.iter().filter(|(_, other)| other.actual.contains(key));
+            if let Some((heir, other)) = others.max_by_key(|(other, grant)| (grant.confirmed, **other)) {
+                heirs.insert(other.holder.clone());
+                self.owner.insert(key.clone(), *heir);
+            } else {
+                self.owner.remove(key);
+            }
+        }
+        heirs
     }
 
     /// The kubelet's book has said whose it is.
@@ -457,6 +503,11 @@ impl Books {
             Some(card) if card.uuid == id => Slot::Whole,
             _ => Slot::Part(id.to_owned()),
         }
+    }
+
+    /// The promise made last.
+    pub(super) const fn latest(&self) -> u64 {
+        self.next
     }
 
     fn next_id(&mut self) -> GrantId {

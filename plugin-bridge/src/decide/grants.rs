@@ -100,6 +100,12 @@ impl Grant {
         Self { holder, confirmed: true, ..self }
     }
 
+    /// It is known whose it is, or was: by the kubelet's book, or by what an earlier life knew.
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        self.confirmed || !self.answered && self.candidate.is_some()
+    }
+
     /// The answer differed from the question.
     #[must_use]
     pub fn deviates(&self) -> bool {

@@ -12,11 +12,14 @@ mod devices;
 mod grants;
 mod legacy;
 mod observe;
+mod plan;
 mod pods;
 mod report;
+mod room;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod together;
 
 pub use books::{Books, Settings, UpstreamDevice};
 pub use devices::ListedDevice;
@@ -25,6 +28,7 @@ pub use legacy::LegacyGrant;
 pub use pods::{ContainerView, PodPhase, PodView};
 pub use report::{Drift, PodNote};
 pub use shared::{Refusal, SharedGrant};
+pub use together::NotYet;
 
 /// Milliseconds on a clock that only goes forward; the caller's.
 pub type Millis = u64;

@@ -42,27 +42,44 @@ impl Books {
         }
     }
 
-    /// The kubelet's book, read whole at `now`.
+    /// The kubelet's book, read whole at `now`, as it was not read before.
     pub fn observe_book(&mut self, book: &Checkpoint<'_>, now: Millis) {
+        self.book_mark = self.latest();
+        self.take_book(book, true, now);
+    }
+
+    /// The same file once more. It says nothing about promises that were made since it was first read.
+    pub fn observe_same_book(&mut self, book: &Checkpoint<'_>, now: Millis) {
+        self.take_book(book, false, now);
+    }
+
+    fn take_book(&mut self, book: &Checkpoint<'_>, first_time: bool, now: Millis) {
+        let mark = GrantId(self.book_mark);
         let mut seen = BTreeSet::new();
+        let mut named = BTreeSet::new();
         for (resource, keys, holder) in self.rows_of_interest(book) {
-            if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
+            if let Some(id) = self.match_row(&resource, &keys, &holder, &seen, mark) {
                 seen.insert(id);
                 if self.grants[&id].confirmed {
                     continue;
                 }
                 // Rows of ended pods stay, and the kubelet may have given the same devices out again since.
                 if self.may_be(&self.grants[&id], &holder, now) {
+                    named.insert(holder.clone());
                     self.confirm(id, holder);
                 }
-            } else if !self.is_gone(&holder, &keys, now) {
+            } else if first_time && !self.is_gone(&holder, &keys, now) {
                 let given = self.remembered(&resource, &keys, Some(&holder));
                 let actual = given.unwrap_or_else(|| keys.clone());
+                named.insert(holder.clone());
                 seen.insert(self.found(Grant::new(resource, keys, actual, now).of(holder)));
             }
         }
-        for grant in self.grants.values_mut() {
-            grant.absent_since = grant.absent_since.or(Some(now));
+        for (id, grant) in &mut self.grants {
+            // A kubelet that started from this book knows of nothing else, whenever it was promised.
+            if *id <= mark || self.restarted.is_some_and(|at| grant.since < at) {
+                grant.absent_since = grant.absent_since.or(Some(now));
+            }
         }
         for id in &seen {
             if let Some(grant) = self.grants.get_mut(id) {
@@ -70,9 +87,12 @@ impl Books {
             }
         }
         self.keep_unclaimed_deviations(now);
+        self.bring_all_together(&named);
         self.book_read = Some(now);
         self.book_refused = false;
-        self.open();
+        if !self.started_blind || self.everything_older_has_ended(now) {
+            self.open();
+        }
         if let Some(restarted) = self.restarted.take() {
             self.forget_unwritten(restarted);
         }
@@ -82,6 +102,7 @@ impl Books {
     /// The book on disk is cut short or otherwise not whole. It frees nothing.
     pub fn observe_refused_book(&mut self, now: Millis) {
         self.book_refused = true;
+        self.started_blind |= !self.opened;
         // What it said about promises up to now may never be learnt.
         self.amnesia = Some(now);
     }
@@ -101,24 +122,38 @@ impl Books {
     /// What pod-resources lists; it was asked at `asked`.
     pub fn observe_list(&mut self, rows: &[ContainerDevices], asked: Millis, now: Millis) {
         self.pods.listed(rows, asked);
+        let mut named = BTreeSet::new();
         for row in rows {
             let pod = self.pods.pods.values().find(|p| p.namespace == row.namespace && p.name == row.pod);
             let Some(holder) = pod.map(|p| HolderId::new(&p.uid, &row.container)) else { continue };
             for (name, ids) in &row.devices {
                 let resource = self.resource(name);
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
-                let unconfirmed =
-                    |(_, g): &(&GrantId, &Grant)| !g.confirmed && g.resource == resource && g.kubelet == keys;
-                if let Some(id) = self.grants.iter().find(unconfirmed).map(|(id, _)| *id) {
+                let unconfirmed = |(_, g): &(&GrantId, &Grant)| {
+                    !g.confirmed && g.since <= asked && g.resource == resource && g.kubelet == keys
+                };
+                if let Some(id) = self.grants.iter().rfind(unconfirmed).map(|(id, _)| *id) {
                     self.confirm(id, holder.clone());
+                    named.insert(holder.clone());
                 }
             }
         }
+        self.bring_all_together(&named);
         if !self.opened {
             self.hold_listed(rows, now);
-            self.open();
+            if self.everything_older_has_ended(asked) {
+                self.keep_unclaimed_deviations(now);
+                self.open();
+            }
         }
         self.reconcile(now);
+    }
+
+    /// Whether what this life could not learn of is over. A pod that was deleted with force is neither listed nor in the book,
+    /// and its containers may still run: those of before the first look end in time, and what was there then is held.
+    fn everything_older_has_ended(&mut self, at: Millis) -> bool {
+        let first = *self.first_look.get_or_insert(at);
+        at.saturating_sub(first) >= self.settings.force_grace
     }
 
     /// The book could not be read so far: what the kubelet lists is held until the book says whose it is.
@@ -137,7 +172,6 @@ impl Books {
                 self.found(grant);
             }
         }
-        self.keep_unclaimed_deviations(now);
     }
 
     /// Whether asking pod-resources now could free something.
@@ -173,7 +207,15 @@ impl Books {
                 self.release(id);
             }
         }
-        if self.no_book && now >= self.settings.grace {
+        if !self.opened
+            && self.started_blind
+            && self.book_read.is_some()
+            && self.everything_older_has_ended(now)
+        {
+            self.open();
+        }
+        if !self.opened && self.no_book && now >= self.settings.grace {
+            self.keep_unclaimed_deviations(now);
             // Neither a book nor anyone to ask: a kubelet that never gave anything out.
             self.open();
         }
@@ -305,6 +347,7 @@ impl Books {
         keys: &BTreeSet<DeviceKey>,
         holder: &HolderId,
         seen: &BTreeSet<GrantId>,
+        mark: GrantId,
     ) -> Option<GrantId> {
         let same = || {
             self.grants
@@ -312,17 +355,15 @@ impl Books {
                 .filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
         };
         let confirmed = same().find(|(_, g)| g.confirmed && g.holder == *holder);
-        let guessed = || same().find(|(_, g)| !g.confirmed && g.candidate.as_ref() == Some(holder));
-        let any = || same().find(|(_, g)| !g.confirmed);
-        confirmed.or_else(guessed).or_else(any).map(|(id, _)| *id)
+        // What an earlier life knew to be another's is not this one's.
+        let of_another = |g: &Grant| g.is_known() && g.whose() != Some(holder);
+        let nameless = || same().filter(|(id, g)| !g.confirmed && **id <= mark && !of_another(g));
+        // Of several the latest: the kubelet gives the same devices out again when it does not know of those before.
+        confirmed.or_else(|| nameless().next_back()).map(|(id, _)| *id)
     }
 
     /// Whether a row of the book that names `holder` can be about this promise, and not about one before it.
     fn may_be(&self, grant: &Grant, holder: &HolderId, now: Millis) -> bool {
-        if self.is_half(grant, now) {
-            // The kubelet writes a container down when it has both: this row is of another one.
-            return false;
-        }
         match self.pods.get(&holder.pod_uid) {
             Some(pod) => !pod.phase.terminal(),
             // It may still be ending, if it was deleted with force; else the row is a leftover.
@@ -365,6 +406,10 @@ impl Books {
             if let (Some(kubelet), Some(actual)) = (kubelet, actual) {
                 let mut grant = Grant::new(resource, kubelet, actual, now);
                 grant.absent_since = Some(now);
+                if !deviation.pod_uid.is_empty() {
+                    // Whose it was is known, and is not forgotten with this life.
+                    grant.candidate = Some(HolderId::new(&*deviation.pod_uid, &*deviation.container));
+                }
                 // Two stand-ins must not be taken for the same pod's.
                 grant.holder = HolderId::new(format!("?journal-{}", self.grants.len()), "?");
                 self.found(grant);

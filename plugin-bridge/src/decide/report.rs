@@ -9,7 +9,7 @@ use gpu_migrate_model::ledger::{Hold, HolderId};
 use gpu_migrate_model::names;
 use gpu_migrate_model::units::CardIndex;
 
-use super::grants::{DeviceKey, Grant, Resource};
+use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Books, Millis};
 use crate::checkpoint::{Deviation, DeviationData, DeviationFile};
 use crate::kubelet::podresources::ContainerDevices;
@@ -40,9 +40,12 @@ impl Books {
     /// The whole content of `nvidia_checkpoint`.
     #[must_use]
     pub fn deviations(&self) -> DeviationFile {
-        let entries = self.grants.values().filter(|g| g.deviates()).map(|grant| {
-            // A guess would be read back as a fact.
-            let known = grant.confirmed.then_some(&grant.holder);
+        let entries = self.grants.iter().filter(|(_, g)| g.deviates()).map(|(id, grant)| {
+            // A guess would be read back as a fact; what an earlier life knew is none.
+            let known = grant.whose().filter(|_| grant.is_known());
+            // The same devices were given out again since: what the kubelet's book says of them is not about this one.
+            let nobody = HolderId::new("?", "?");
+            let known = known.or_else(|| self.is_superseded(*id).then_some(&nobody));
             let mut actual: BTreeMap<String, Vec<String>> = BTreeMap::new();
             for key in &grant.actual {
                 let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);
@@ -58,6 +61,25 @@ impl Books {
             }
         });
         DeviationFile { data: DeviationData { entries: entries.collect() } }
+    }
+
+    /// Whether this promise takes the place of one that nobody is known to have taken up and that [`Books::deviations`] must
+    /// tell from it.
+    #[must_use]
+    pub fn supersedes(&self, id: GrantId) -> bool {
+        let Some(grant) = self.grants.get(&id) else { return false };
+        let mut before = self.grants.range(..id);
+        before.any(|(_, g)| {
+            g.deviates() && !g.is_known() && g.resource == grant.resource && g.kubelet == grant.kubelet
+        })
+    }
+
+    fn is_superseded(&self, id: GrantId) -> bool {
+        let Some(grant) = self.grants.get(&id) else { return false };
+        self.grants
+            .range(id..)
+            .skip(1)
+            .any(|(_, g)| g.resource == grant.resource && g.kubelet == grant.kubelet)
     }
 
     /// What the pods' annotations lack of the truth.
@@ -123,15 +145,6 @@ impl Books {
             }
             demand
         })
-    }
-
-    /// The container that has exactly these devices, once the kubelet's book or its API has named it.
-    #[must_use]
-    pub fn holder_of(&self, resource: &Resource, ids: &[String]) -> Option<HolderId> {
-        let keys: BTreeSet<DeviceKey> = ids.iter().filter_map(|id| self.key(resource, id)).collect();
-        let same =
-            self.grants.values().rfind(|g| g.confirmed && g.resource == *resource && g.kubelet == keys);
-        same.map(|g| g.holder.clone())
     }
 
     /// Where the ledger, pod-resources and the pods do not agree, by card. Promises younger than `settled` are left out.

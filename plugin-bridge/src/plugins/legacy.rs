@@ -132,6 +132,8 @@ impl LegacyPlugin {
                     granted.devices.join(", ")
                 ),
             ));
+        }
+        if granted.deviates || self.node.with(|books, _| books.supersedes(granted.grant)) {
             self.node.write_deviations().map_err(|e| not_written(&e))?;
         }
         let mut upstream = self.upstreams.get(&self.resource).await.map_err(|away| {

@@ -14,7 +14,7 @@ use super::answer::AnswerStyle;
 use super::cdi::CdiSpecs;
 use super::watching::{ListStream, watch_list};
 use super::{not_written, refused};
-use crate::decide::{Refusal, Resource, SharedGrant};
+use crate::decide::{NotYet, Refusal, Resource, SharedGrant};
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
@@ -28,6 +28,8 @@ use crate::proto::deviceplugin::{
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 /// The kubelet waits 30 s for PreStartContainer.
 const IDENTITY: Duration = Duration::from_secs(3);
+/// Sources are not asked in a loop, however often the books change.
+const SETTLE: Duration = Duration::from_millis(50);
 
 /// One vcuda resource, for one registration.
 pub struct SharedPlugin {
@@ -134,6 +136,35 @@ impl SharedPlugin {
         self.giving.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
     }
 
+    /// Who starts, once the kubelet has named him and his memory is where his cores are. Sources follow one another, so it
+    /// waits a little; only this container waits with it.
+    async fn may_start(&self, ids: &[String]) -> Result<HolderId, NotYet> {
+        let ask = || {
+            self.node.read_book();
+            self.node.with(|books, _| books.may_start(self.resource, ids))
+        };
+        let first = ask();
+        if first.is_ok() {
+            return first;
+        }
+        let named = async {
+            let mut changes = self.node.changes();
+            loop {
+                changes.borrow_and_update();
+                if let Err(error) = self.node.ask_pod_resources().await {
+                    tracing::debug!(%error, "pod-resources did not answer");
+                }
+                if ask().is_ok() {
+                    return;
+                }
+                let _ = tokio::time::timeout(SECOND_LOOK, changes.changed()).await;
+                tokio::time::sleep(SETTLE).await;
+            }
+        };
+        let _ = tokio::time::timeout(IDENTITY, named).await;
+        ask()
+    }
+
     fn decide(&self, ids: &[String]) -> Result<SharedGrant, Refusal> {
         self.node.with(|books, now| books.allocate_shared(self.resource, ids, now))
     }
@@ -231,27 +262,19 @@ impl DevicePlugin for SharedPlugin {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = request.into_inner().devices_ids;
-        self.node.read_book();
-        let known = || self.node.with(|books, _| books.holder_of(&Resource::Shared(self.resource), &ids));
-        if known().is_none() && tokio::time::timeout(IDENTITY, self.node.ask_pod_resources()).await.is_err() {
-            tracing::warn!(
-                "pod-resources did not answer in time; the container starts without its identity confirmed"
-            );
-        }
-        match known() {
-            Some(holder) => {
-                tracing::debug!(%holder, resource = ?self.resource, "container starts");
-                self.prepare(&holder, &ids).map_err(|e| {
-                    Status::internal(format!(
-                        "{holder}: isolation {} could not be prepared: {e}",
-                        self.giving.isolation.name()
-                    ))
-                })?;
-            }
-            None => {
-                tracing::warn!(resource = ?self.resource, devices = ids.len(), "a container starts whose pod is not known");
-            }
-        }
+        let holder = self.may_start(&ids).await.map_err(|not_yet| {
+            tracing::warn!(resource = ?self.resource, devices = ids.len(), %not_yet, "a container has to wait");
+            Status::unavailable(not_yet.to_string())
+        })?;
+        // Where its memory was brought to its cores: another life must know it while the container runs.
+        self.node.write_deviations().map_err(|error| not_written(&error))?;
+        tracing::debug!(%holder, resource = ?self.resource, "container starts");
+        self.prepare(&holder, &ids).map_err(|e| {
+            Status::internal(format!(
+                "{holder}: isolation {} could not be prepared: {e}",
+                self.giving.isolation.name()
+            ))
+        })?;
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

@@ -6,8 +6,9 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::world::{CARDS, Fault, World, share};
 
+/// One thing that happens.
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Bind { containers: Vec<(ContainerKind, Demand)>, reserved: Option<usize> },
     Admit { core_first: bool, fault: Fault, at: usize, shuffle: usize },
     End(usize),
@@ -25,7 +26,9 @@ enum Step {
     LoseUpstream,
     TellUpstream,
     RestartAgent,
-    RestartKubelet,
+    RestartKubelet { noticed_late: bool },
+    Notice,
+    Start,
 }
 
 fn shares() -> impl Strategy<Value = Vec<(ContainerKind, Demand)>> {
@@ -60,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Fault::KubeletDies),
         1 => Just(Fault::AgentDies),
         1 => Just(Fault::AgentDiesAfterWriting),
+        1 => Just(Fault::AgentDiesAfterAnswering),
     ];
     prop_oneof![
         5 => (shares(), prop::option::of(0..CARDS)).prop_map(|(containers, reserved)| Step::Bind { containers, reserved }),
@@ -71,7 +75,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::DeleteWithForce),
         8 => (1..5_usize).prop_map(Step::Hear),
         1 => Just(Step::Relist),
-        8 => (0..3_usize).prop_map(Step::KubeletHears),
+        8 => (0..6_usize).prop_map(Step::KubeletHears),
         3 => Just(Step::ReadBook),
         1 => Just(Step::SpoilBook),
         4 => Just(Step::Ask),
@@ -81,11 +85,13 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::LoseUpstream),
         1 => Just(Step::TellUpstream),
         1 => Just(Step::RestartAgent),
-        1 => Just(Step::RestartKubelet),
+        1 => any::<bool>().prop_map(|noticed_late| Step::RestartKubelet { noticed_late }),
+        2 => Just(Step::Notice),
+        3 => Just(Step::Start),
     ]
 }
 
-fn live(steps: &[Step], broken: bool) -> Result<(), String> {
+pub(super) fn live(steps: &[Step], broken: bool) -> Result<(), String> {
     let mut world = World::new(broken);
     for (number, step) in steps.iter().enumerate() {
         match step.clone() {
@@ -106,7 +112,9 @@ fn live(steps: &[Step], broken: bool) -> Result<(), String> {
             Step::LoseUpstream => world.lose_upstream(),
             Step::TellUpstream => world.tell_upstream(),
             Step::RestartAgent => world.restart_agent(),
-            Step::RestartKubelet => world.restart_kubelet(),
+            Step::RestartKubelet { noticed_late } => world.restart_kubelet(noticed_late),
+            Step::Notice => world.notice(),
+            Step::Start => world.start(),
         }
         world.check().map_err(|what| format!("after step {number} ({step:?}): {what}"))?;
     }
@@ -138,162 +146,4 @@ fn a_ledger_that_does_not_look_is_found_out() {
     let outcome = runner(sequences().max(2_000))
         .run(&prop::collection::vec(step(), 1..60), |steps| live(&steps, true).map_err(TestCaseError::fail));
     assert!(outcome.is_err(), "a broken ledger went unnoticed: these tests test nothing");
-}
-
-#[test]
-fn a_pod_deleted_with_force_keeps_its_cards_while_it_ends() {
-    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
-    let (init, app) = (ContainerKind::Init, ContainerKind::App);
-    let bind = |containers: &[(ContainerKind, Demand)]| Step::Bind {
-        containers: containers.to_vec(),
-        reserved: None,
-    };
-    let admit = |shuffle| Step::Admit { core_first: false, fault: Fault::None, at: 0, shuffle };
-    let steps = [
-        bind(&[legacy(init, 1), legacy(app, 2)]),
-        Step::Hear(1),
-        admit(460_663_017_741_189),
-        Step::End(0),
-        Step::Hear(2),
-        bind(&[legacy(app, 2)]),
-        bind(&[legacy(init, 2), legacy(app, 1)]),
-        admit(5_396_973_775_100_211_831),
-        Step::PassTime(100_000),
-        Step::DeleteWithForce(0),
-        admit(13_689_454_767_575_737_854),
-    ];
-    live(&steps, false).unwrap();
-}
-
-#[test]
-fn a_half_left_behind_does_not_part_the_next_container() {
-    let bind = |cores, blocks| Step::Bind {
-        containers: vec![(ContainerKind::App, share(cores, blocks))],
-        reserved: None,
-    };
-    let admit = |core_first, shuffle| Step::Admit { core_first, fault: Fault::None, at: 0, shuffle };
-    let steps = [
-        bind(100, 2),
-        bind(25, 1),
-        bind(100, 4),
-        admit(false, 0),
-        // Its cores are refused; its memory stays promised.
-        admit(false, 391_934_497_800_489),
-        Step::End(0),
-        Step::Relist,
-        Step::SpoilBook,
-        admit(true, 12_834_574_303_476_345),
-    ];
-    live(&steps, false).unwrap();
-}
-
-#[test]
-fn a_device_promised_twice_stays_with_the_other_promise() {
-    let (init, app) = (ContainerKind::Init, ContainerKind::App);
-    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
-    let bind = |containers: &[(ContainerKind, Demand)]| Step::Bind {
-        containers: containers.to_vec(),
-        reserved: None,
-    };
-    let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
-    live(
-        &[
-            bind(&[legacy(init, 1), legacy(app, 2)]),
-            admit(false, Fault::None, 0, 6171894363430280776),
-            Step::End(0),
-            Step::Hear(3),
-            bind(&[legacy(app, 1)]),
-            Step::KubeletHears(0),
-            admit(false, Fault::None, 0, 2422399636045316660),
-            Step::RestartAgent,
-            Step::RestartKubelet,
-        ],
-        false,
-    )
-    .unwrap();
-}
-
-#[test]
-fn a_promise_of_an_earlier_life_that_is_asked_for_again_is_a_half() {
-    let (init, app) = (ContainerKind::Init, ContainerKind::App);
-    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
-    let bind = |containers: &[(ContainerKind, Demand)]| Step::Bind {
-        containers: containers.to_vec(),
-        reserved: None,
-    };
-    let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
-    let two = [(init, share(10, 1)), (app, share(10, 1))];
-    live(
-        &[
-            Step::Cordon(3),
-            bind(&[legacy(init, 2), legacy(app, 1)]),
-            bind(&[(app, share(50, 2))]),
-            bind(&[legacy(app, 1)]),
-            bind(&[(app, share(25, 1))]),
-            admit(false, Fault::None, 0, 0),
-            bind(&two),
-            admit(false, Fault::None, 0, 1894715078474358924),
-            admit(false, Fault::None, 0, 0),
-            admit(false, Fault::None, 0, 0),
-            admit(false, Fault::AgentDiesAfterWriting, 1, 37898053067104565),
-            bind(&two),
-            admit(true, Fault::None, 0, 2361517521015385),
-        ],
-        false,
-    )
-    .unwrap();
-}
-
-#[test]
-fn a_deviation_of_an_ended_pod_is_not_the_next_ones() {
-    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
-    let bind = |containers: &[_]| Step::Bind { containers: containers.to_vec(), reserved: None };
-    let admit = |shuffle| Step::Admit { core_first: false, fault: Fault::None, at: 0, shuffle };
-    let steps = [
-        bind(&[legacy(ContainerKind::Init, 2), legacy(ContainerKind::App, 1)]),
-        admit(0),
-        bind(&[legacy(ContainerKind::App, 1)]),
-        Step::RestartKubelet,
-        Step::Hear(1),
-        Step::End(0),
-        admit(58_092_910_745_780_588),
-        Step::RestartAgent,
-    ];
-    live(&steps, false).unwrap();
-}
-
-#[test]
-fn a_kubelet_without_its_book_hands_nothing_on() {
-    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
-    let bind = |containers: &[_]| Step::Bind { containers: containers.to_vec(), reserved: None };
-    let admit = || Step::Admit { core_first: false, fault: Fault::None, at: 0, shuffle: 0 };
-    let steps = [
-        bind(&[legacy(ContainerKind::Init, 2), legacy(ContainerKind::App, 1)]),
-        admit(),
-        Step::SpoilBook,
-        Step::RestartKubelet,
-        Step::Hear(1),
-        bind(&[legacy(ContainerKind::App, 1)]),
-        admit(),
-    ];
-    live(&steps, false).unwrap();
-}
-
-#[test]
-fn a_promise_that_a_spoilt_book_may_have_named_outlives_the_kubelet() {
-    let bind = |demand| Step::Bind { containers: vec![(ContainerKind::App, demand)], reserved: None };
-    let legacy = Demand { legacy: 1, ..Demand::NONE };
-    let admit = |shuffle| Step::Admit { core_first: false, fault: Fault::None, at: 0, shuffle };
-    let steps = [
-        bind(legacy),
-        admit(2_302_755_381_981_336_333),
-        Step::SpoilBook,
-        Step::DeleteWithForce(0),
-        bind(share(25, 1)),
-        bind(legacy),
-        admit(0),
-        Step::RestartKubelet,
-        admit(0),
-    ];
-    live(&steps, false).unwrap();
 }

@@ -3,5 +3,6 @@
 //!
 //! `GPU_MIGRATE_SEQUENCES` sets how many lives are lived (default 300; `.ci/run` and the release use more).
 
+mod lives;
 mod machine;
 mod world;

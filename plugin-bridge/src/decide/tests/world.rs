@@ -1,4 +1,8 @@
 //! The world around the books: what is really on the cards, and everyone's possibly outdated idea of it.
+//!
+//! Narrower than reality, on purpose: the agent reads every version of the kubelet's book before the next one replaces it or
+//! something spoils it ([`World::write_book`]), and it is not killed while containers run that the kubelet has forgotten
+//! ([`World::restart_agent`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -28,6 +32,8 @@ pub(super) enum Fault {
     AgentDies,
     /// The agent dies after it wrote its deviations and before it answered.
     AgentDiesAfterWriting,
+    /// The agent dies right after it answered. The kubelet has its answer, and asks the next life for the rest.
+    AgentDiesAfterAnswering,
 }
 
 /// One container's devices in the kubelet's book.
@@ -48,16 +54,25 @@ struct Given {
     pod: String,
     container: String,
     kind: ContainerKind,
-    legacy: bool,
-    /// Cores and blocks by card.
+    demand: Demand,
+    /// Cores and blocks by card. A shared container sees the cards that the answer for its cores names; there it uses its
+    /// memory too, wherever that is accounted for.
     cards: BTreeMap<usize, (u32, u32)>,
 }
 
 impl Given {
-    fn take(&mut self, answer: &BTreeMap<usize, (u32, u32)>) {
-        for (card, (cores, blocks)) in answer {
-            let slot = self.cards.entry(*card).or_default();
-            *slot = (slot.0 + cores, slot.1 + blocks);
+    const fn legacy(&self) -> bool {
+        self.demand.legacy > 0
+    }
+
+    fn take(&mut self, resource: &str, answer: &BTreeMap<usize, (u32, u32)>) {
+        if resource == MEMORY {
+            return;
+        }
+        self.cards.clone_from(answer);
+        if resource == CORE {
+            let each = self.demand.blocks.0.div_ceil(answer.len().max(1) as u32);
+            self.cards.values_mut().for_each(|(_, blocks)| *blocks = each);
         }
     }
 }
@@ -80,16 +95,23 @@ pub(super) struct World {
     waiting: VecDeque<String>,
     rows: Vec<Row>,
     written: Vec<Row>,
+    /// Grows with every write of its book.
+    version: u64,
     ended: BTreeSet<String>,
     seen: BTreeMap<&'static str, BTreeMap<String, bool>>,
     /// Its book on disk is spoilt until it is written again.
     spoilt: bool,
     /// Pods that run and that it does not know of any more.
     forgotten: BTreeSet<String>,
-    // The agent's disk.
+    /// When it started anew, until the agent notices.
+    unnoticed: Option<u64>,
+    // The agent's memory beside its books, and its disk.
+    read: Option<u64>,
     deviations: DeviationFile,
     upstream: Vec<bool>,
     // The truth.
+    /// Admitted, and not started yet.
+    admitted: Vec<Given>,
     running: Vec<Given>,
     /// Deleted with force: in the API no more, on the card until then.
     lingering: BTreeMap<String, u64>,
@@ -107,12 +129,16 @@ impl World {
             waiting: VecDeque::new(),
             rows: Vec::new(),
             written: Vec::new(),
+            version: 0,
             ended: BTreeSet::new(),
             seen: BTreeMap::new(),
             spoilt: false,
             forgotten: BTreeSet::new(),
+            unnoticed: None,
+            read: None,
             deviations: DeviationFile::default(),
             upstream: vec![true; CARDS],
+            admitted: Vec::new(),
             running: Vec::new(),
             lingering: BTreeMap::new(),
         };
@@ -166,28 +192,22 @@ impl World {
     pub(super) fn delete_with_force(&mut self, which: usize) {
         let Some(uid) = self.pick_running(which) else { return };
         self.ended.insert(uid.clone());
+        self.admitted.retain(|g| g.pod != uid);
         self.api.remove(&uid);
         self.news.push_back(News::Gone(uid.clone()));
         self.lingering.insert(uid, self.now + 5_000);
     }
 
     fn pick_running(&self, which: usize) -> Option<String> {
-        let pods: BTreeSet<&String> =
-            self.running.iter().map(|g| &g.pod).filter(|uid| !self.lingering.contains_key(*uid)).collect();
-        (!pods.is_empty()).then(|| pods.into_iter().nth(which % self.pods_running()).cloned())?
-    }
-
-    fn pods_running(&self) -> usize {
-        self.running
-            .iter()
-            .map(|g| &g.pod)
-            .filter(|uid| !self.lingering.contains_key(*uid))
-            .collect::<BTreeSet<_>>()
-            .len()
+        let given = self.running.iter().chain(&self.admitted).map(|g| &g.pod);
+        let pods: BTreeSet<&String> = given.filter(|uid| !self.lingering.contains_key(*uid)).collect();
+        let turn = which % pods.len().max(1);
+        pods.into_iter().nth(turn).cloned()
     }
 
     fn stop(&mut self, uid: &str) {
         self.running.retain(|g| g.pod != uid);
+        self.admitted.retain(|g| g.pod != uid);
         self.ended.insert(uid.to_owned());
     }
 
@@ -218,20 +238,38 @@ impl World {
 
     /// The watch begins anew.
     pub(super) fn relist(&mut self) {
+        self.notice();
         self.news.clear();
         self.books.observe_pods(self.api.values().cloned().collect(), self.now);
     }
 
-    /// The agent reads the kubelet's book as it is on disk.
+    /// The agent reads the kubelet's book as it is on disk, unless it has read just that before.
     pub(super) fn read_book(&mut self) {
+        if self.read != Some(self.version) {
+            self.take_book();
+        }
+    }
+
+    fn take_book(&mut self) {
         let text = self.book_text();
         let whole = if self.spoilt { &text[..text.len() / 2] } else { &text[..] };
-        if let Ok(book) = Checkpoint::parse(whole) {
-            assert!(!self.spoilt, "half a book was read as a whole one");
-            self.books.observe_book(&book, self.now);
-        } else {
-            self.books.observe_refused_book(self.now);
+        match Checkpoint::parse(whole) {
+            Ok(_) if self.spoilt => panic!("half a book was read as a whole one"),
+            Ok(book) if self.read == Some(self.version) => self.books.observe_same_book(&book, self.now),
+            Ok(book) => {
+                self.books.observe_book(&book, self.now);
+                self.read = Some(self.version);
+            }
+            Err(_) => self.books.observe_refused_book(self.now),
         }
+    }
+
+    /// The kubelet writes its book. The agent has read the version before: a watch tells it of each.
+    fn write_book(&mut self) {
+        self.read_book();
+        self.written = self.rows.clone();
+        self.version += 1;
+        self.spoilt = false;
     }
 
     fn book_text(&self) -> Vec<u8> {
@@ -248,9 +286,11 @@ impl World {
             .into_bytes()
     }
 
-    /// Something cuts the book on disk short.
+    /// Something cuts the book on disk short; not within the milliseconds before the agent has read it.
     pub(super) fn spoil_book(&mut self) {
+        self.read_book();
         self.spoilt = true;
+        self.version += 1;
         self.read_book();
     }
 
@@ -275,6 +315,7 @@ impl World {
 
     /// Time passes. The API server is not silent for minutes without the watch beginning anew.
     pub(super) fn pass_time(&mut self, milliseconds: u64) {
+        self.notice();
         if milliseconds >= 100_000 {
             self.hear(usize::MAX);
         }
@@ -322,6 +363,8 @@ impl World {
             return;
         }
         self.books = fresh(self.broken);
+        self.read = None;
+        self.unnoticed = None;
         self.books.remember(self.deviations.data.entries.clone());
         self.news.clear();
         self.now += 1;
@@ -336,28 +379,45 @@ impl World {
         self.kubelet_hears_all();
     }
 
-    /// The kubelet is killed and starts anew from its book.
+    /// The kubelet is killed and starts anew from its book. The agent may notice only after it was asked by the new one.
     ///
     /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
-    pub(super) fn restart_kubelet(&mut self) {
+    pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
         if self.spoilt && !self.books.is_open() {
             return;
         }
         self.now += 1;
         if self.spoilt {
             self.forgotten = self.running.iter().map(|g| g.pod.clone()).collect();
+            let forgotten: BTreeSet<String> = self.admitted.drain(..).map(|g| g.pod).collect();
+            self.waiting.extend(forgotten);
         }
         self.rows = if self.spoilt { Vec::new() } else { self.written.clone() };
         self.seen.clear();
-        self.books.observe_kubelet_start(!self.spoilt, self.now);
+        self.unnoticed = Some(self.now);
+        if !noticed_late {
+            self.notice();
+        }
         self.now += 1;
         self.read_book();
         self.kubelet_hears_all();
     }
 
+    /// The agent sees that the kubelet's socket is another one.
+    pub(super) fn notice(&mut self) {
+        if let Some(at) = self.unnoticed.take() {
+            self.books.observe_kubelet_start(!self.spoilt, at);
+            self.take_book();
+        }
+    }
+
     /// A list reaches the kubelet.
     pub(super) fn kubelet_hears(&mut self, which: usize) {
         let resource = [GPU, CORE, MEMORY][which % 3];
+        if which >= 3 {
+            // It writes its book for every list, whatever it is in the middle of.
+            self.write_book();
+        }
         let kind = self.books.resource(resource);
         let list = self.books.list(&kind, self.now).into_iter().map(|d| (d.id, d.healthy)).collect();
         self.seen.insert(resource, list);
@@ -382,7 +442,7 @@ impl World {
                 pod: uid.clone(),
                 container: container.ask.name.clone(),
                 kind: container.ask.kind,
-                legacy: container.ask.demand.legacy > 0,
+                demand: container.ask.demand,
                 cards: BTreeMap::new(),
             };
             for (resource, size) in wants(&container.ask.demand, core_first) {
@@ -393,7 +453,7 @@ impl World {
                     Outcome::Refused => return self.fail(&uid),
                     Outcome::KubeletDied => {
                         self.waiting.push_front(uid);
-                        return self.restart_kubelet();
+                        return self.restart_kubelet(shuffle & 0x200 != 0);
                     }
                     Outcome::AgentDied => {
                         self.restart_agent();
@@ -402,12 +462,48 @@ impl World {
                 }
             }
             // The kubelet writes its book after each container.
-            self.written = self.rows.clone();
-            self.spoilt = false;
+            self.write_book();
             given.push(got);
         }
-        self.running.extend(given);
-        self.set_phase(&uid, PodPhase::Running);
+        self.admitted.extend(given);
+        self.start();
+    }
+
+    /// The kubelet tries to start what it has admitted: a pod's containers one after the other, each when the agent lets it.
+    pub(super) fn start(&mut self) {
+        let mut waits = BTreeSet::new();
+        for given in std::mem::take(&mut self.admitted) {
+            if waits.contains(&given.pod) || !self.may_start(&given) {
+                waits.insert(given.pod.clone());
+                self.admitted.push(given);
+                continue;
+            }
+            let uid = given.pod.clone();
+            self.running.push(given);
+            let started = |uid: &str| self.running.iter().filter(|g| g.pod == uid).count();
+            if self.api.get(&uid).is_some_and(|pod| pod.containers.len() == started(&uid)) {
+                self.set_phase(&uid, PodPhase::Running);
+            }
+        }
+    }
+
+    fn may_start(&mut self, given: &Given) -> bool {
+        for (resource, _) in wants(&given.demand, true) {
+            let Resource::Shared(shared) = self.books.resource(resource) else { continue };
+            let of_it =
+                |r: &&Row| r.pod == given.pod && r.container == given.container && r.resource == resource;
+            let Some(row) = self.rows.iter().find(of_it) else { return false };
+            let ids: Vec<String> = row.ids.iter().cloned().collect();
+            self.read_book();
+            if self.books.may_start(shared, &ids).is_err() {
+                self.ask();
+                if self.books.may_start(shared, &ids).is_err() {
+                    return false;
+                }
+            }
+            self.deviations = self.books.deviations();
+        }
+        true
     }
 
     fn fail(&mut self, uid: &str) {
@@ -427,7 +523,7 @@ impl World {
         // What its book already has is not asked for again.
         let same = |r: &&Row| r.pod == got.pod && r.container == got.container && r.resource == resource;
         if let Some(row) = self.rows.iter().find(same) {
-            got.take(&row.answer);
+            got.take(resource, &row.answer);
             return Outcome::Ok;
         }
         let used: BTreeSet<&String> =
@@ -446,6 +542,13 @@ impl World {
         let mut chosen: BTreeSet<String> = mine(true).difference(&mine(false)).take(size).cloned().collect();
         if free.len() + chosen.len() < size {
             return Outcome::Refused;
+        }
+        if let Resource::Shared(shared) = self.books.resource(resource)
+            && !self.books.has_candidate(shared, size)
+            && shuffle & 0x300 != 0
+        {
+            // It looks, unless the API server is away.
+            self.hear(usize::MAX);
         }
         let offered: BTreeSet<String> = free.union(&chosen).cloned().collect();
         if offered.len() > size && chosen.len() < size && !shuffle.is_multiple_of(4) {
@@ -473,11 +576,18 @@ impl World {
         match fault {
             Fault::AgentDiesAfterWriting => return Outcome::AgentDied,
             Fault::KubeletDies => return Outcome::KubeletDied,
-            Fault::None | Fault::AgentDies => {}
+            Fault::None | Fault::AgentDies | Fault::AgentDiesAfterAnswering => {}
         }
-        got.take(&really);
+        got.take(resource, &really);
         let (pod, container, kind) = (got.pod.clone(), got.container.clone(), got.kind);
         self.rows.push(Row { pod, container, kind, resource, ids: chosen, answer: really });
+        if shuffle & 0x1c00 == 0 {
+            // A list comes in the middle of a container.
+            self.kubelet_hears(3 + shuffle % 3);
+        }
+        if fault == Fault::AgentDiesAfterAnswering {
+            self.restart_agent();
+        }
         Outcome::Ok
     }
 
@@ -530,8 +640,8 @@ impl World {
             let ended = |g: &Given| g.kind == ContainerKind::Init && self.lingering.contains_key(&g.pod);
             let here: Vec<&Given> =
                 self.running.iter().filter(|g| g.cards.contains_key(&card) && !ended(g)).collect();
-            let legacy: BTreeSet<&String> = here.iter().filter(|g| g.legacy).map(|g| &g.pod).collect();
-            let shared: BTreeSet<&String> = here.iter().filter(|g| !g.legacy).map(|g| &g.pod).collect();
+            let legacy: BTreeSet<&String> = here.iter().filter(|g| g.legacy()).map(|g| &g.pod).collect();
+            let shared: BTreeSet<&String> = here.iter().filter(|g| !g.legacy()).map(|g| &g.pod).collect();
             if legacy.len() > 1 || (!legacy.is_empty() && !shared.is_empty()) {
                 return Err(format!("I1: card {card} is used by legacy {legacy:?} and shared {shared:?}"));
             }
@@ -546,19 +656,19 @@ impl World {
             }
             let free = self.books.ledger().state(CardIndex::from(card)) == CardState::Free;
             let settled = here.iter().any(|g| !self.lingering.contains_key(&g.pod));
-            if self.books.is_open() && free && settled {
+            // What the kubelet has written and the agent not read yet is read before anything is decided.
+            let up_to_date = self.spoilt || self.read == Some(self.version);
+            if self.books.is_open() && free && settled && up_to_date {
                 return Err(format!(
                     "I3: card {card} is free in the books but used by {legacy:?} {shared:?}"
                 ));
             }
         }
-        // A container of a shared pod sees one set of cards for both of its resources.
-        for given in self.running.iter().filter(|g| !g.legacy) {
-            if given.cards.values().any(|(cores, blocks)| *cores == 0 && *blocks > 0) {
-                return Err(format!(
-                    "{} has memory on a card where it has no cores: {:?}",
-                    given.pod, given.cards
-                ));
+        // A container never sees more cards than it asked for; one that asked for less than a card sees one.
+        for given in &self.running {
+            let wanted = given.demand.cores.0.div_ceil(100).max(given.demand.legacy) as usize;
+            if given.cards.len() != wanted {
+                return Err(format!("{} asked for {wanted} cards and sees {:?}", given.pod, given.cards));
             }
         }
         Ok(())
@@ -616,6 +726,6 @@ fn uuid(card: usize) -> String {
 }
 
 /// A share of one card.
-pub(super) fn share(cores: u32, blocks: u32) -> Demand {
+pub(super) const fn share(cores: u32, blocks: u32) -> Demand {
     Demand { cores: Cores(cores), blocks: Blocks(blocks), legacy: 0 }
 }
