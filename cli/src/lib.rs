@@ -98,11 +98,11 @@ pub fn plan_command(
 
 /// `gpu-migrate plan` without files: what is in the cluster, by its policies and those of --policy.
 fn plan_live(args: &PlanArgs, out: &mut dyn Write, err: &mut dyn Write) -> anyhow::Result<Exit> {
-    let manifests = cluster::runtime(async {
+    let (manifests, unread) = cluster::runtime(async {
         let client = args.reach.client().await.context("without -f the plan is of a cluster")?;
         cluster::live::manifests(&client, args.namespace.as_deref()).await
     })?;
-    Ok(plan_and_show(args, &[], manifests, Vec::new(), out, err)?)
+    Ok(plan_and_show(args, &[], manifests, unread, out, err)?)
 }
 
 fn plan_and_show(

@@ -93,6 +93,39 @@ fn the_map_shows_every_card_at_a_glance() {
 }
 
 #[test]
+fn top_shows_who_uses_how_much_and_who_waits() {
+    let mut items = healthy();
+    let mut late = pod("late", share(90), json!({}));
+    late["spec"].as_object_mut().unwrap().remove("nodeName");
+    late["status"] = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]});
+    items.push(late);
+    let (code, out, err) = run(&["top"], &list(items.clone()));
+    assert_eq!((code, err.as_str()), (0, ""));
+    insta::assert_snapshot!(out, @"
+    NODE    CARDS  FREE  LEGACY  SHARED  OTHER  CORES  SHARED MEMORY
+    gpu-01  3      1     1       1       0      60%    20% of 24.0 GiB
+
+    POD     CONTAINER  NODE    CARDS  CORES         MEMORY
+    ns/old  c          gpu-01  1      100 (legacy)  all
+    ns/a    c          gpu-01  0      50            2.5 GiB
+    ns/b    c          gpu-01  0      30            2.5 GiB
+
+    WAITING  ASKS FOR  WHY
+    ns/late  shares    0/1 nodes are available
+    ");
+    let (_, out, _) = run(&["top", "--limit", "1"], &list(items.clone()));
+    assert!(out.contains("and 2 more (--limit)") && !out.contains("ns/b "), "{out}");
+    let (_, out, _) = run(&["top", "-o", "json"], &list(items));
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&out["nodes"][0]["cores"], &out["holders"][0]["legacy"], &out["waiting"][0]["pod"]),
+        (&json!(180), &json!(true), &json!("ns/late"))
+    );
+    let (_, out, _) = run(&["top", "-o", "yaml"], &list(vec![]));
+    assert!(out.contains("nodes: []"), "{out}");
+}
+
+#[test]
 fn verify_agrees_with_a_healthy_cluster() {
     let (code, out, _) = run(&["verify"], &list(healthy()));
     assert_eq!(code, 0, "{out}");
@@ -179,6 +212,11 @@ fn a_quota_gets_its_counterpart_by_the_policys_ratio() {
         object["spec"]["hard"],
         json!({"requests.tencent.com/vcuda-core": "400", "requests.tencent.com/vcuda-memory": "160"})
     );
+    let all = list(vec![namespace(), policy(), quota(limits.clone())]);
+    let (_, table, _) = run(&["quota", "translate", "-o", "table"], &all);
+    assert!(table.contains("ns         gpus   8      400    160     danlu"), "{table}");
+    let (_, out, _) = run(&["quota", "translate", "-o", "json"], &all);
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["items"][0], object);
     let (code, out, err) = run(&["quota", "translate"], &list(vec![namespace(), quota(limits.clone())]));
     assert_eq!((code, out.as_str()), (3, ""));
     assert!(err.contains("no policy (GPUMigration) for project danlu"), "{err}");

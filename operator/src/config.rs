@@ -7,7 +7,7 @@ use crate::metrics::Metrics;
 use crate::nodes::decide::{self, NodePlan, Seen, wanted};
 use crate::nodes::{Labels, NodeView, Say, Wanted, daemonsets};
 use crate::pools;
-use gpu_migrate_model::crd::{GPUConfigStatus, PluginMode};
+use gpu_migrate_model::crd::{GPUConfigStatus, GPUShadow, PluginMode};
 use jiff::Timestamp;
 use kube::Client;
 use look::World;
@@ -68,12 +68,12 @@ pub async fn round(client: &Client, namespace: &str, now: Timestamp) -> kube::Re
         plans.insert(node.name.as_str(), plan);
         places.insert(node.name.clone(), wanted.filter(|wanted| !wanted.by_hand));
     }
-    carry_out(client, namespace, &world, &plans, now).await?;
+    carry_out(client, namespace, &world, &plans, now).await;
 
     // A DaemonSet stays as long as a node has the label or is to get it: labels are written before it goes.
     let current = world.nodes.iter().map(NodeView::current).collect::<Vec<_>>();
     let labels = plans.values().map(|plan| &plan.labels).chain(&current);
-    let mut sets = decide::sets(labels, &world.our_sets(), &world.templates, namespace);
+    let mut sets = decide::sets(labels, &world.our_sets(namespace), &world.templates, namespace);
     sets.problems.extend(plans.values().filter_map(|plan| plan.problem.clone()));
     let mut problems = sets.problems.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
     problems.extend(write::sets(client, namespace, &sets).await?);
@@ -84,30 +84,48 @@ pub async fn round(client: &Client, namespace: &str, now: Timestamp) -> kube::Re
     Ok(problems)
 }
 
+/// Carries out what was decided of each node. One that fails does not keep the others: the next round tries it again.
 async fn carry_out(
     client: &Client,
     namespace: &str,
     world: &World,
     plans: &BTreeMap<&str, NodePlan>,
     now: Timestamp,
-) -> kube::Result<()> {
+) {
     for node in &world.nodes {
         let Some(plan) = plans.get(node.name.as_str()).filter(|plan| !plan.count_pods) else { continue };
-        let mine = node.current().into_iter().filter(|(key, _)| node.ours.contains(*key)).collect::<Labels>();
-        let theirs = |(key, value): (&&str, &String)| node.is(key, value);
-        if mine != plan.labels && !(mine.is_empty() && plan.labels.iter().all(theirs)) {
-            write::labels(client, node, &plan.labels).await?;
-        }
         let shadow = world.shadows.get(&node.name);
-        write::shadow(client, node, shadow, plan, now).await?;
-        for pod in &plan.remove {
-            write::remove_pod(client, namespace, pod).await?;
-        }
-        if let Some(pod) = &plan.create {
-            write::create_pod(client, namespace, pod).await?;
+        if let Err(error) = carry_out_one(client, namespace, node, shadow, plan, now).await {
+            tracing::warn!(node = node.name, %error, "node not as it should be; trying again");
         }
     }
-    Ok(())
+}
+
+async fn carry_out_one(
+    client: &Client,
+    namespace: &str,
+    node: &NodeView,
+    shadow: Option<&GPUShadow>,
+    plan: &NodePlan,
+    now: Timestamp,
+) -> kube::Result<()> {
+    let mine = node.current().into_iter().filter(|(key, _)| node.ours.contains(*key)).collect::<Labels>();
+    let theirs = |(key, value): (&&str, &String)| node.is(key, value);
+    if plan.forget {
+        // Before the labels, which say that there is something to forget.
+        write::forget(client, node).await?;
+    }
+    if mine != plan.labels && !(mine.is_empty() && plan.labels.iter().all(theirs)) {
+        write::labels(client, node, &plan.labels).await?;
+    }
+    write::shadow(client, node, shadow.filter(|_| !plan.forget), plan, now).await?;
+    for pod in &plan.remove {
+        write::remove_pod(client, namespace, pod).await?;
+    }
+    match &plan.create {
+        Some(pod) => write::create_pod(client, namespace, pod).await,
+        None => Ok(()),
+    }
 }
 
 /// What the GPUConfig says of it all. Its conditions' times are settled when it is written.

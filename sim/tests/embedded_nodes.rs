@@ -136,6 +136,54 @@ async fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     assert!(stage.sets().await.is_empty());
 }
 
+/// From shares to whole cards with a share running: nothing is evicted, and what the agent said goes with it.
+#[tokio::test]
+async fn a_mode_changes_when_the_last_share_has_left() {
+    let stage = Stage::start(pool("Bridged", json!({}))).await;
+    stage.add_node("n1").await;
+    stage.round().await;
+    let shadows = Api::<GPUShadow>::all(stage.client.clone());
+    let shadow = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "n1"}, "spec": {}});
+    raw::create(&stage.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows", &shadow).await.unwrap();
+    let share = json!({"uid": "u", "container": "c", "cores": 30, "blocks": 2});
+    let held =
+        json!({"status": {"cards": [{"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096, "holders": [share]}]}});
+    shadows.patch_status("n1", &PatchParams::default(), &Patch::Merge(&held)).await.unwrap();
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "shared"}, "spec": {"nodeName": "n1", "containers": [
+        {"name": "c", "image": "i", "resources": {"limits": {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "2"}}}]}});
+    raw::create(&stage.client, "/api/v1/namespaces/default/pods", &pod).await.unwrap();
+    let configs = Api::<GPUConfig>::all(stage.client.clone());
+    let patch = json!({"spec": pool("Legacy", json!({}))});
+    configs.patch("cluster", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+
+    stage.round().await;
+    stage.round().await;
+    let labels = stage.labels("n1").await;
+    assert_eq!((labels["plugin"].as_str(), labels["no-new-shares"].as_str()), ("Bridged", "true"));
+    assert!(labels.contains_key("run-node-agent"), "{labels:?}");
+    let conditions = stage.shadow("n1").await.status.unwrap().conditions;
+    let waits = conditions.iter().find(|condition| condition.type_ == "ModeSettled").unwrap();
+    assert_eq!(waits.message, "1 shares are still held; no new one comes, nothing is evicted");
+
+    let pods = Api::<Pod>::namespaced(stage.client.clone(), "default");
+    pods.delete("shared", &DeleteParams::default().grace_period(0)).await.unwrap();
+    stage.round().await;
+    assert!(stage.labels("n1").await.contains_key("run-node-agent"), "the agent still reports the share");
+    let freed = json!({"status": {"cards": [{"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096}]}});
+    shadows.patch_status("n1", &PatchParams::default(), &Patch::Merge(&freed)).await.unwrap();
+    stage.round().await;
+    assert!(!stage.labels("n1").await.contains_key("run-node-agent"));
+    stage.round().await;
+    stage.round().await;
+    let labels = stage.labels("n1").await;
+    assert_eq!((labels["plugin"].as_str(), labels["run-nvidia-plugin"].as_str()), ("Legacy", "Legacy"));
+    assert!(!labels.contains_key("no-new-shares"), "{labels:?}");
+    assert_eq!(stage.sets().await, ["gpu-migrate-nvidia-plugin"]);
+    assert!(
+        shadows.get_opt("n1").await.unwrap().is_none_or(|shadow| shadow.status.unwrap().cards.is_empty())
+    );
+}
+
 #[tokio::test]
 async fn a_bad_template_is_said_and_the_last_good_one_stays() {
     let stage = Stage::start(pool("Shared", json!({}))).await;

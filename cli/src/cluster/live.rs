@@ -24,13 +24,17 @@ const KINDS: [(&str, &str, &str, bool); 11] = [
     ("", "v1", "Pod", true),
 ];
 
-/// Everything that makes pods, the namespaces and the policies; of one namespace or of all.
+/// What was found, and what could not be read.
+pub(crate) type Found = (Vec<Manifest>, Vec<String>);
+
+/// Everything that makes pods, the namespaces and the policies; of one namespace or of all. A kind that we may not list does
+/// not hide the others.
 ///
 /// # Errors
-/// What could not be listed.
-pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<Manifest>> {
+/// When the API server cannot be reached.
+pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyhow::Result<Found> {
     let progress = Progress::new(KINDS.len() as u64);
-    let mut all = Vec::new();
+    let (mut all, mut unread) = (Vec::new(), Vec::new());
     for (group, version, kind, namespaced) in KINDS {
         progress.step(format!("reading {kind}s"));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
@@ -42,12 +46,16 @@ pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyho
             Ok(list) => list,
             // A kind that this cluster does not serve: the definitions are not installed.
             Err(kube::Error::Api(status)) if status.code == 404 => continue,
+            Err(kube::Error::Api(status)) => {
+                unread.push(format!("{} could not be listed: {}", resource.plural, status.message));
+                continue;
+            }
             Err(error) => return Err(error).with_context(|| format!("list {}", resource.plural)),
         };
         let plain = list.items.into_iter().map(|object| serde_json::to_value(object).unwrap_or_default());
         all.extend(plain.filter(|object| is_wanted(kind, object)).map(|object| manifest(&resource, object)));
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
 /// What a controller made is planned with its controller; what has ended makes nothing.

@@ -72,7 +72,8 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
             names.len()
         ));
     }
-    for set in &snapshot.daemon_sets {
+    // Our own copy of NVIDIA's plugin goes as it came.
+    for set in snapshot.daemon_sets.iter().filter(|set| !set.labels().contains_key(names::COMPONENT)) {
         let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let variables = pod
             .into_iter()
@@ -270,7 +271,7 @@ mod tests {
                 "spec": {"containers": [{"name": "c", "resources": {"limits": {resource: "100", "tencent.com/vcuda-memory": "1"}}}]}}))
             .unwrap()
         };
-        let set = |value: &str| {
+        let set = |value: &str| -> k8s_openapi::api::apps::v1::DaemonSet {
             serde_json::from_value(json!({"metadata": {"name": "d", "namespace": "n"}, "spec": {"selector": {}, "template": {"spec":
                 {"containers": [{"name": "c", "env": [{"name": "KUBELET_SOCKET", "value": value}]}]}}}}))
             .unwrap()
@@ -279,7 +280,9 @@ mod tests {
             Snapshot { pods: vec![pod("Succeeded", "tencent.com/vcuda-core")], ..Snapshot::default() };
         assert!(obstacles(&snapshot).is_empty());
         snapshot.pods.push(pod("Running", "tencent.com/vcuda-core"));
-        snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock")];
+        let mut ours: k8s_openapi::api::apps::v1::DaemonSet = set("/a/gpu-migrate@kubelet.sock");
+        ours.labels_mut().insert(names::COMPONENT.into(), "nvidia-plugin-bridged".into());
+        snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock"), ours];
         let found = obstacles(&snapshot);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].starts_with("1 shared pods are there, n/p first"));

@@ -33,12 +33,9 @@ pub(crate) struct World {
 
 impl World {
     /// The operator's own DaemonSets, by name, with their component.
-    pub(crate) fn our_sets(&self) -> BTreeMap<String, String> {
-        let ours = self
-            .sets
-            .iter()
-            .filter_map(|set| Some((set.name_any(), set.labels().get(names::COMPONENT)?.clone())));
-        ours.collect()
+    pub(crate) fn our_sets(&self, namespace: &str) -> BTreeMap<String, String> {
+        let here = self.sets.iter().filter(|set| set.metadata.namespace.as_deref() == Some(namespace));
+        here.filter_map(|set| Some((set.name_any(), set.labels().get(names::COMPONENT)?.clone()))).collect()
     }
 }
 

@@ -26,9 +26,19 @@ fn group_version() -> String {
     format!("{}/{}", names::GROUP, names::VERSION)
 }
 
+/// Deletes the GPUShadow of an agent that has left.
+pub(super) async fn forget(client: &Client, node: &NodeView) -> kube::Result<()> {
+    match Api::<GPUShadow>::all(client.clone()).delete(&node.name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
 /// Labels a node. Labels that are not in it any more go, where nobody else owns them.
 pub(super) async fn labels(client: &Client, node: &NodeView, labels: &Labels) -> kube::Result<()> {
-    let body = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}});
+    // With its UID: a node that has gone meanwhile is not to be made again.
+    let metadata = json!({"name": node.name, "uid": node.uid, "labels": labels});
+    let body = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
     Api::<Node>::all(client.clone()).patch_metadata(&node.name, &params(), &Patch::Apply(&body)).await?;
     tracing::info!(node = node.name, ?labels, "node labelled");
     Ok(())

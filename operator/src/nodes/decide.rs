@@ -2,7 +2,7 @@
 
 use super::daemonsets::{Owned, Role};
 use super::driver::{self, Look, Run, Step, detected, step};
-use super::switch::{OFF, Stage, stage, take_off};
+use super::switch::{OFF, Stage, brings_agent, stage, take_off};
 use super::templates::{Agent, Component, TemplateError, Templates, daemon_set, installer};
 use super::{Labels, NodePods, NodeView, Say, Wanted};
 use crate::pools::{self, Place};
@@ -64,6 +64,8 @@ pub struct NodePlan {
     pub remove: Vec<String>,
     /// A template that cannot be used.
     pub problem: Option<TemplateError>,
+    /// Its GPUShadow is of an agent that has left: what it says of cards is no longer true.
+    pub forget: bool,
     /// The pods of the node must be counted and the plan made again; until then nothing is to be done.
     pub count_pods: bool,
 }
@@ -86,7 +88,11 @@ pub fn plan(seen: &Seen<'_>) -> NodePlan {
     }
     match stage(seen.node, &target, holders(seen.shadow, true), seen.pods) {
         Stage::Count => plan.count_pods = true,
-        Stage::Settled(labels) => plan.labels = labels,
+        Stage::Settled(labels) => {
+            let came_away = seen.node.is(names::NO_NEW_SHARES, "true") && !brings_agent(&labels);
+            plan.forget = came_away && seen.shadow.is_some_and(|shadow| !shadow.cards.is_empty());
+            plan.labels = labels;
+        }
         Stage::Waiting(labels, why) => {
             plan.labels = labels;
             plan.says.push(Say::new("ModeSettled", false, "Waiting", why));

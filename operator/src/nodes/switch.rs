@@ -29,13 +29,16 @@ pub enum Stage {
     Waiting(Labels, String),
 }
 
+/// Whether these labels are those of a node with an agent.
+pub(super) fn brings_agent(labels: &Labels) -> bool {
+    let mode = labels.get(names::PLUGIN).map(String::as_str);
+    labels.contains_key(names::RUN_AGENT) || matches!(mode, Some("Bridged" | "Shared"))
+}
+
 /// The next stage of a node on its way to `target`.
 #[must_use]
 pub fn stage(node: &NodeView, target: &Labels, share_holders: u32, pods: Option<&NodePods>) -> Stage {
-    let to_agent = target.contains_key(names::RUN_AGENT)
-        || ["Bridged", "Shared"]
-            .iter()
-            .any(|mode| target.get(names::PLUGIN).is_some_and(|plugin| plugin == mode));
+    let to_agent = brings_agent(target);
     match (node.has_agent(), to_agent) {
         (_, true) => towards(node, target, pods),
         (true, false) => away(node, target, share_holders, pods),

@@ -356,6 +356,15 @@ fn away_from_the_bridge_the_last_share_and_then_the_agent_leave_first() {
     );
     let done = pairs(&[("plugin", "Legacy"), ("run-nvidia-plugin", "Legacy")]);
     assert_eq!((&steps[4], &steps[5]), (&done, &done));
+    // What the agent that left has reported is forgotten, once it is gone.
+    let mut closed_node = node(&[(PLUGIN, "Legacy"), (NVIDIA, "Off"), (CLOSED, "true")]);
+    let mut case = Case { shadow: Some(held(json!({"uid": "old", "container": "c"}))), ..Case::default() };
+    for (agents, forgotten) in [(1, false), (0, true)] {
+        case.pods = Some(pods(0, agents));
+        assert_eq!(case.plan(Some(&spec("Legacy", json!({}))), &closed_node).forget, forgotten);
+    }
+    closed_node = node(&[(PLUGIN, "Bridged"), (AGENT, "none"), (CLOSED, "true")]);
+    assert!(!case.plan(Some(&spec("Bridged", json!({}))), &closed_node).forget, "it stays after all");
     // A node that leaves its pool goes the same way, to nothing.
     let none = GPUConfigSpec::default();
     let steps = walk(&from, Some(&none), &world);
