@@ -256,7 +256,12 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
         && look.output == Output::Table
         && std::io::stdout().is_terminal();
     if !live {
-        let snapshot = runtime(look.cluster.snapshot())?;
+        let snapshot = runtime(async {
+            match look.cluster.from.is_empty() {
+                true => Snapshot::of_cards(&look.cluster.client().await?).await,
+                false => look.cluster.snapshot().await,
+            }
+        })?;
         return Ok(top(&snapshot, args.limit).write(look.output, out)?);
     }
     runtime(async {
