@@ -66,8 +66,7 @@ pub enum Command {
     Verify(LookArgs),
     /// Remove gpu-migrate: objects, node labels, annotations; refuses while shared pods run.
     ///
-    /// The node agent's own directory on each node (plugins/gpu-migrate below the kubelet's) stays: no object of the
-    /// cluster reaches it.
+    /// The agents go first from their nodes, and remove what they keep there.
     Uninstall(UninstallArgs),
     /// Print the CustomResourceDefinitions, made from the types this program was built with.
     Crds(CrdsArgs),

@@ -1,10 +1,11 @@
-//! What the documents tell people to type is what the program takes, and what they tell people to write is valid.
+//! What the documents tell people to type is really run by some test, and what they tell people to write is valid.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
 
 use clap::Parser as _;
 use gpu_migrate_cli::args::Cli;
 use gpu_migrate_model::crd::{GPUConfig, GPUMigration, read_strict};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 fn documents() -> Vec<PathBuf> {
@@ -25,6 +26,76 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
         .filter_map(|block| block.strip_prefix(&format!("{language}\n")))
         .map(str::to_owned)
         .collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Who runs it, and the command.
+fn ledger() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(root().join("tests/cluster/commands.tsv")).unwrap();
+    text.lines()
+        .map(|line| line.split_once('\t').expect("who runs it, a tab, the command"))
+        .map(|(who, command)| (who.to_owned(), command.to_owned()))
+        .collect()
+}
+
+/// The lines of the `sh` blocks, without comments.
+fn commands() -> BTreeSet<String> {
+    let text = documents().into_iter().map(|path| std::fs::read_to_string(path).unwrap());
+    let lines = text.flat_map(|text| blocks(&text, "sh")).flat_map(|block| {
+        block
+            .lines()
+            .map(|line| line.split(" #").next().unwrap_or_default().trim().to_owned())
+            .collect::<Vec<_>>()
+    });
+    lines.filter(|line| !line.is_empty()).collect()
+}
+
+/// `tests/cluster/commands.tsv` names every command of the documents and no other. Whoever stands there beside it runs it: a
+/// scenario on the real cluster, which fails if it leaves one out; `.ci/run`; or the test below.
+#[test]
+fn every_command_in_the_documents_is_run_by_a_test() {
+    let listed: BTreeSet<String> = ledger().into_iter().map(|(_, command)| command).collect();
+    assert_eq!(
+        commands().difference(&listed).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "nobody runs these"
+    );
+    assert_eq!(
+        listed.difference(&commands()).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "no document has these"
+    );
+    for (who, command) in ledger() {
+        match who.split_once("::") {
+            Some((module, scenario)) => {
+                let file = root().join(format!("tests/cluster/tests/scenarios/{module}.rs"));
+                let text = std::fs::read_to_string(&file).unwrap();
+                assert!(text.contains(&format!("fn {scenario}(")), "{who} is no scenario");
+                assert!(text.contains(&format!("Book::open(cluster, \"{who}\")")), "{who} opens no book");
+            }
+            None if who == ".ci/run" => {
+                let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+                assert!(ci.contains(&command), ".ci/run does not run {command}");
+            }
+            None => assert_eq!(who, "documents", "{command}"),
+        }
+    }
+}
+
+/// Those that need no cluster, with this very program in place of `cargo run --release`.
+#[test]
+fn commands_without_a_cluster_end_well() {
+    let mut count = 0;
+    for (_, command) in ledger().into_iter().filter(|(who, _)| who == "documents") {
+        let arguments = command.strip_prefix("cargo run --release -- ").expect("a command of this program");
+        let mut program = assert_cmd::Command::cargo_bin("gpu-migrate").unwrap();
+        program.current_dir(root()).args(arguments.split_whitespace()).assert().success();
+        count += 1;
+    }
+    assert!(count > 0);
 }
 
 #[test]

@@ -14,4 +14,5 @@ pub mod pools;
 pub mod project;
 mod query;
 pub mod run;
+mod term;
 pub mod waves;

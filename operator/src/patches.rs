@@ -10,8 +10,12 @@ use std::collections::BTreeSet;
 
 /// The merge patch of a workload that carries out an action. The label and the annotation change the pod template,
 /// which is what makes its controller roll it out.
+///
+/// With the `resourceVersion` that the decision was made from the API server refuses it once anybody has changed the workload
+/// since. So an operator that stood still for longer than its Lease, and wakes in the middle of a round, cannot restart what
+/// its successor has restarted.
 #[must_use]
-pub fn action(action: &Action, now: Timestamp) -> (&Key, Value) {
+pub fn action<'a>(action: &'a Action, version: Option<&str>, now: Timestamp) -> (&'a Key, Value) {
     let (key, label) = match action {
         Action::Send(key) => (key, json!("true")),
         Action::TakeBack(key) => (key, Value::Null),
@@ -20,17 +24,21 @@ pub fn action(action: &Action, now: Timestamp) -> (&Key, Value) {
         "labels": {names::CONVERT: label},
         "annotations": {"kubectl.kubernetes.io/restartedAt": now.to_string()},
     }});
-    let patch = match key.kind.as_str() {
+    let mut patch = match key.kind.as_str() {
         "CronJob" => json!({"spec": {"jobTemplate": {"spec": {"template": template}}}}),
         _ => json!({"spec": {"template": template}}),
     };
+    if let Some(version) = version {
+        patch["metadata"] = json!({"resourceVersion": version});
+    }
     (key, patch)
 }
 
-/// The status to apply, with the conditions that are the operator's. Others' conditions are theirs.
+/// The status to apply, with the conditions that are the operator's. Others' conditions are theirs. With the policy's
+/// `resourceVersion`, for the reason that [`action`] gives.
 #[must_use]
 pub fn status(
-    name: &str,
+    (name, version): (&str, Option<&str>),
     decision: &Decision,
     counts: Counts,
     missing: &BTreeSet<String>,
@@ -66,7 +74,7 @@ pub fn status(
     json!({
         "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
         "kind": "GPUMigration",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "resourceVersion": version},
         "status": status,
     })
 }
@@ -110,7 +118,7 @@ mod tests {
             event,
         };
         let write = |decision: &Decision, before: &[Condition]| {
-            let body = status("m", decision, Counts::default(), &BTreeSet::new(), before, now());
+            let body = status(("m", Some("7")), decision, Counts::default(), &BTreeSet::new(), before, now());
             serde_json::from_value::<Vec<Condition>>(body["status"]["conditions"].clone()).unwrap()
         };
         let failed = decision(MigrationPhase::RollingBack, Some(("WaveFailed", "too many restarts".into())));
@@ -126,13 +134,14 @@ mod tests {
     fn sending_sets_the_label_and_taking_back_removes_it() {
         let key = Key { kind: "Deployment".into(), namespace: "n".into(), name: "d".into() };
         let send = Action::Send(key.clone());
-        let (_, send) = action(&send, now());
+        let (_, send) = action(&send, Some("7"), now());
+        assert_eq!(send["metadata"]["resourceVersion"], "7", "of what was seen, or not at all");
         assert_eq!(send["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": "true"}));
         let back = Action::TakeBack(key);
-        let (_, back) = action(&back, now());
+        let (_, back) = action(&back, None, now());
         assert_eq!(back["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": null}));
         let cron = Action::Send(Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() });
-        let (_, cron) = action(&cron, now());
+        let (_, cron) = action(&cron, None, now());
         assert!(cron.pointer("/spec/jobTemplate/spec/template/metadata/labels").is_some());
     }
 }

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub struct Workload {
     key: Key,
+    /// Its `resourceVersion`: what is decided from it is written to it as it was, or not at all.
+    version: Option<String>,
     template: PodTemplateSpec,
     selector: LabelSelector,
     /// All pods are of the newest template and ready.
@@ -35,6 +37,12 @@ pub struct Listed {
 }
 
 impl Listed {
+    /// The `resourceVersion` that a workload was listed with.
+    #[must_use]
+    pub fn version(&self, key: &Key) -> Option<&str> {
+        self.workloads.iter().find(|workload| workload.key == *key)?.version.as_deref()
+    }
+
     /// The workloads and bare pods of a policy, and its pods by kind.
     #[must_use]
     pub fn of_policy(&self, name: &str, spec: &GPUMigrationSpec) -> (Vec<Seen>, Counts) {
@@ -203,6 +211,7 @@ impl Workload {
         let all = [status.replicas, status.updated_replicas, status.available_replicas];
         Some(Self {
             key: key("Deployment", &object.metadata)?,
+            version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
             settled: is_current(&object.metadata, status.observed_generation)
@@ -221,6 +230,7 @@ impl Workload {
         let ready = status.ready_replicas.unwrap_or(0) == wanted && status.replicas == wanted;
         Some(Self {
             key: key("StatefulSet", &object.metadata)?,
+            version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
             settled: is_current(&object.metadata, status.observed_generation)
@@ -237,6 +247,7 @@ impl Workload {
         let wanted = status.desired_number_scheduled;
         Some(Self {
             key: key("DaemonSet", &object.metadata)?,
+            version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
             settled: is_current(&object.metadata, status.observed_generation)
@@ -252,6 +263,7 @@ impl Workload {
         let spec = object.spec.as_ref()?;
         Some(Self {
             key: key("CronJob", &object.metadata)?,
+            version: object.metadata.resource_version.clone(),
             template: spec.job_template.spec.as_ref()?.template.clone(),
             // Its pods are not waited for: they may run next week.
             selector: LabelSelector {

@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::metrics::Metrics;
+use crate::term::Term;
 use crate::{config, migrations::Migrations};
 use anyhow::Context as _;
 use axum::Router;
@@ -52,12 +53,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("Lease {namespace}/{LEASE}"))?;
     let (leading, keeper) = lease.watch().await;
+    let our_term = Term::new(client.clone(), &namespace, LEASE, identity.clone());
     ready.store(true, Ordering::Relaxed);
     tracing::info!(identity, namespace, "waiting for the lease");
 
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let outcome = tokio::select! {
-        outcome = lead(client, namespace, leading, metrics) => outcome,
+        outcome = lead(client, namespace, our_term, leading, metrics) => outcome,
         _ = term.recv() => Ok(()),
         _ = int.recv() => Ok(()),
     };
@@ -72,6 +74,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 async fn lead(
     client: Client,
     namespace: String,
+    term: Term,
     mut leading: watch::Receiver<bool>,
     metrics: Metrics,
 ) -> anyhow::Result<()> {
@@ -79,7 +82,7 @@ async fn lead(
     metrics.leading.set(1);
     tracing::info!("leading");
     tokio::select! {
-        () = Migrations::new(client.clone(), metrics.clone()).run() => {}
+        () = Migrations::new(client.clone(), Some(term), metrics.clone()).run() => {}
         () = config::run(client, namespace, metrics) => {}
         _ = leading.wait_for(|leading| !*leading) => {}
     }

@@ -21,6 +21,7 @@ use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError};
 use crate::kubelet::directory::{DirectoryWatch, Stamp};
 use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
+use crate::leave::{self, Label};
 use crate::metrics::Metrics;
 use crate::node::{Node, Notice, Paths, StateError};
 use crate::nvidia::{Upstreams, run_registrar};
@@ -101,6 +102,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         driver_version: inventory.driver_version.clone(),
         cuda_version: inventory.cuda_version.clone(),
     };
+    let mut label = None;
     match &args.pods_file {
         Some(path) => {
             let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
@@ -113,6 +115,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
             let client =
                 client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
+            label = Some(Label::read(client.clone(), name.clone()).await);
             let dialect = node.with(|books, _| books.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn(
@@ -148,7 +151,18 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
             }
         });
     }
-    tasks.outlive().await
+    tasks.outlive().await?;
+    if let Some(label) = label
+        && label.is_gone().await
+    {
+        match leave::clean(&node.paths.state, giving.cdi.as_ref()) {
+            Ok(()) => tracing::info!("taken off this node: nothing of ours is left"),
+            Err(error) => {
+                tracing::warn!(%error, state = %node.paths.state.display(), "taken off this node, and this is left")
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The books of this node, from what earlier lives and the kubelet left on disk.
@@ -161,8 +175,11 @@ fn open(args: &Args, inventory: &Inventory) -> Result<Arc<Node>, StateError> {
             books.set_health(CardIndex::from(position), *health);
         }
     }
-    let state = args.state_dir.clone().unwrap_or_else(|| args.kubelet_dir.join("plugins/gpu-migrate"));
-    let paths = Paths { kubelet: args.kubelet_dir.clone(), state };
+    let kubelet = args.kubelet_dir.clone();
+    // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
+    // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
+    let state = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
+    let paths = Paths { kubelet, state };
     Node::start(paths, books, inventory.topology.clone(), Metrics::default())
 }
 

@@ -22,7 +22,7 @@ pub struct Args {
     /// The kubelet's root directory.
     #[arg(long, env = "GPU_MIGRATE_KUBELET_DIR", default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub kubelet_dir: PathBuf,
-    /// Where nvidia_checkpoint is kept [default: plugins/gpu-migrate below the kubelet's].
+    /// Where nvidia_checkpoint is kept [default: device-plugins/gpu-migrate below the kubelet's].
     #[arg(long, env = "GPU_MIGRATE_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The cards: "nvml", or a YAML or JSON file that lists them.

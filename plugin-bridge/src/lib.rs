@@ -11,6 +11,7 @@ pub mod http;
 pub mod inventory;
 pub mod isolation;
 pub mod kubelet;
+pub mod leave;
 pub mod metrics;
 pub mod node;
 pub mod nvidia;

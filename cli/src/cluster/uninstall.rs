@@ -1,5 +1,6 @@
 //! `gpu-migrate uninstall`: leaves no trace, in the order in which nothing breaks on the way.
 
+use super::change::MANAGER;
 use super::snapshot::is_finished;
 use super::{Answer, Output, Snapshot};
 use crate::args::UninstallArgs;
@@ -8,13 +9,15 @@ use crate::progress::Progress;
 use crate::style::{FAINT, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::names::{self, Dialect};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
 };
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
@@ -23,6 +26,9 @@ const PATIENCE_SECONDS: u32 = 90;
 
 /// What the chart and the base put their name on.
 const OURS: &str = "app.kubernetes.io/name=gpu-migrate";
+/// The same, for who looks by himself.
+const NAME: &str = "app.kubernetes.io/name";
+const OUR_NAME: &str = "gpu-migrate";
 
 /// One kind of object that goes.
 struct Kind {
@@ -37,14 +43,13 @@ const fn kind(group: &'static str, kind: &'static str, namespaced: bool) -> Kind
 
 /// In this order: first what would put things back (the webhook re-creates its configuration), then what the API
 /// server would still call, then the rest; the definitions last, since with them the objects go.
-const ORDER: [Kind; 15] = [
+const ORDER: [Kind; 14] = [
     kind("apps", "Deployment", true),
     kind("admissionregistration.k8s.io", "MutatingWebhookConfiguration", false),
     kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding", false),
     kind("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", false),
     // The templates before what is made from them: an operator that is late to go would apply it again.
     kind("", "ConfigMap", true),
-    kind("apps", "DaemonSet", true),
     kind("", "Service", true),
     kind("policy", "PodDisruptionBudget", true),
     kind("networking.k8s.io", "NetworkPolicy", true),
@@ -94,16 +99,38 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     found
 }
 
-/// The patch that takes our labels and annotations off a node; `None` where there are none.
-fn clean_node(node: &Node) -> Option<Value> {
-    let mine = |key: &&String| key.starts_with("gpu-migrate.io/");
-    let gone = |keys: Vec<&String>| {
-        keys.into_iter().map(|key| (key.clone(), Value::Null)).collect::<serde_json::Map<_, _>>()
-    };
-    let labels = gone(node.labels().keys().filter(mine).collect());
-    let annotations = gone(node.annotations().keys().filter(mine).collect());
-    (!labels.is_empty() || !annotations.is_empty())
-        .then(|| json!({"metadata": {"labels": labels, "annotations": annotations}}))
+/// What takes all keys of ours off a map; `None` where there are none.
+fn without_ours(map: &BTreeMap<String, String>) -> Option<Value> {
+    let prefix = format!("{}/", names::GROUP);
+    let gone = map
+        .keys()
+        .filter(|key| key.starts_with(&prefix))
+        .map(|key| (key.clone(), Value::Null))
+        .collect::<serde_json::Map<_, _>>();
+    (!gone.is_empty()).then_some(Value::Object(gone))
+}
+
+/// The patch that takes our labels off a node.
+fn clean_labels(node: &Node) -> Option<Value> {
+    without_ours(node.labels()).map(|labels| json!({"metadata": {"labels": labels}}))
+}
+
+/// The patch that takes our annotations off a node or a pod. A converted pod keeps what it asked for before: only `--force`
+/// leaves such a pod behind, and then its owner will want to know.
+fn clean_annotations(meta: &ObjectMeta) -> Option<Value> {
+    let annotations = meta.annotations.as_ref()?;
+    if annotations.contains_key(names::ORIGINAL) {
+        return None;
+    }
+    without_ours(annotations).map(|annotations| json!({"metadata": {"annotations": annotations}}))
+}
+
+/// Whether `quota translate --apply` has written limits there.
+fn is_translated(quota: &ResourceQuota) -> bool {
+    let fields = quota.metadata.managed_fields.iter().flatten();
+    fields
+        .into_iter()
+        .any(|entry| entry.manager.as_deref() == Some(MANAGER) && entry.operation.as_deref() == Some("Apply"))
 }
 
 pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -117,11 +144,22 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
         return Ok(Answer { text, value, exit: Exit::No }.write(args.output, out)?);
     }
     let mut remover = Remover { client, args, out, removed: Vec::new() };
-    for kind in &ORDER {
+    let (first, rest) = ORDER.split_at(1);
+    for kind in first {
         remover.all_of(kind).await?;
-        if kind.kind == "Deployment" {
-            remover.wait_for_pods().await?;
+    }
+    remover.wait_for_pods("component in (webhook,extender,operator)").await?;
+    // Without the label an agent's pod goes, and it cleans up after itself because the label is gone: before the
+    // DaemonSet is, which would look to it like an update.
+    for node in &snapshot.nodes {
+        if let Some(patch) = clean_labels(node) {
+            remover.node("labels", &node.name_any(), &patch).await?;
         }
+    }
+    remover.wait_for_pods("component=bridge").await?;
+    remover.all_of(&kind("apps", "DaemonSet", true)).await?;
+    for kind in rest {
+        remover.all_of(kind).await?;
     }
     // The scheduler reads how to authenticate its callers, which stands in kube-system.
     remover.elsewhere("kube-system", "gpu-migrate-scheduler-authentication").await?;
@@ -130,16 +168,22 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
         remover.named(&kind("coordination.k8s.io", "Lease", true), lease).await?;
     }
     remover.named(&kind("", "Secret", true), "gpu-migrate-webhook-ca").await?;
-    for node in &snapshot.nodes {
-        if let Some(patch) = clean_node(node) {
-            remover.node(&node.name_any(), &patch).await?;
-        }
+    remover.annotations().await?;
+    for quota in snapshot.quotas.iter().filter(|quota| is_translated(quota)) {
+        remover.limits(quota).await?;
     }
     if !args.keep_policies {
         for name in ["gpumigrations", "gpuconfigs", "gpushadows"] {
             let definition = kind("apiextensions.k8s.io", "CustomResourceDefinition", false);
             remover.named(&definition, &format!("{name}.{}", names::GROUP)).await?;
         }
+    }
+    // One that its owner made for us, without our label, is the owner's.
+    if snapshot.namespaces.iter().any(|namespace| {
+        namespace.name_any() == args.namespace
+            && namespace.labels().get(NAME).is_some_and(|value| value == OUR_NAME)
+    }) {
+        remover.named(&kind("", "Namespace", false), &args.namespace).await?;
     }
     let mut left = Vec::new();
     for namespace in
@@ -219,35 +263,74 @@ impl Remover<'_> {
         Ok(())
     }
 
-    /// The webhook puts its configuration back, and the operator its DaemonSets, for as long as a replica of it lives.
-    async fn wait_for_pods(&mut self) -> anyhow::Result<()> {
+    /// The webhook puts its configuration back for as long as a replica of it lives, and so do the others with theirs.
+    async fn wait_for_pods(&mut self, which: &str) -> anyhow::Result<()> {
         if self.args.dry_run {
             return Ok(());
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.args.namespace);
-        let webhook = ListParams::default()
-            .labels(&format!("{OURS},app.kubernetes.io/component in (webhook,operator)"));
-        let _progress =
-            Progress::spinner("waiting for the webhook's and the operator's pods to go".to_owned());
-        for _ in 0..PATIENCE_SECONDS {
-            if pods.list_metadata(&webhook).await?.items.is_empty() {
+        let ours = ListParams::default().labels(&format!("{OURS},app.kubernetes.io/{which}"));
+        let _progress = Progress::spinner("waiting for our pods to go".to_owned());
+        let mut left = Vec::new();
+        for _ in 0..4 * PATIENCE_SECONDS {
+            left = pods.list_metadata(&ours).await?.items;
+            if left.is_empty() {
                 return Ok(());
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_millis(250)).await;
         }
         anyhow::bail!(
-            "the webhook's or the operator's pods in {} are still there after {PATIENCE_SECONDS} s; what came before them is removed: \
+            "{} pods in {} are still there after {PATIENCE_SECONDS} s, {} first; what came before them is removed: \
              run the same command again when they are gone",
-            self.args.namespace
+            left.len(),
+            self.args.namespace,
+            left.first().map(kube::ResourceExt::name_any).unwrap_or_default()
         )
     }
 
-    async fn node(&mut self, name: &str, patch: &Value) -> anyhow::Result<()> {
+    async fn node(&mut self, what: &str, name: &str, patch: &Value) -> anyhow::Result<()> {
         if !self.args.dry_run {
             let nodes = Api::<Node>::all(self.client.clone());
             nodes.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
-        self.say(&format!("labels and annotations of node/{name}"))
+        self.say(&format!("{what} of node/{name}"))
+    }
+
+    /// Of nodes and pods, as they are now: agents and extender wrote to them until they were gone.
+    async fn annotations(&mut self) -> anyhow::Result<()> {
+        let nodes = Api::<Node>::all(self.client.clone()).list_metadata(&ListParams::default()).await?;
+        for node in nodes.items {
+            if let Some(patch) = clean_annotations(&node.metadata) {
+                self.node("annotations", &node.name_any(), &patch).await?;
+            }
+        }
+        let pods = Api::<Pod>::all(self.client.clone()).list_metadata(&ListParams::default()).await?;
+        for pod in pods.items {
+            let Some(patch) = clean_annotations(&pod.metadata) else { continue };
+            let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+            if !self.args.dry_run {
+                let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+                match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                    // It has ended meanwhile.
+                    Err(kube::Error::Api(status)) if status.code == 404 => continue,
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => {}
+                }
+            }
+            self.say(&format!("annotations of pod/{name} in {namespace}"))?;
+        }
+        Ok(())
+    }
+
+    /// Gives up the limits that this program applied; whatever others wrote into the same quota stays.
+    async fn limits(&mut self, quota: &ResourceQuota) -> anyhow::Result<()> {
+        let (namespace, name) = (quota.namespace().unwrap_or_default(), quota.name_any());
+        if !self.args.dry_run {
+            let nothing = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}});
+            let api = Api::<ResourceQuota>::namespaced(self.client.clone(), &namespace);
+            api.patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(nothing)).await?;
+        }
+        self.say(&format!("limits on shares of resourcequota/{name} in {namespace}"))
     }
 
     fn say(&mut self, what: &str) -> anyhow::Result<()> {
@@ -293,11 +376,33 @@ mod tests {
         let node: Node = serde_json::from_value(json!({"metadata": {"name": "n",
             "labels": {"gpu-migrate.io/plugin": "Bridged", "pool": "a"}, "annotations": {"gpu-migrate.io/cordoned-cards": "1"}}}))
         .unwrap();
-        let patch = clean_node(&node).unwrap();
+        let labels = clean_labels(&node).unwrap();
+        assert_eq!(labels, json!({"metadata": {"labels": {"gpu-migrate.io/plugin": null}}}));
+        let annotations = clean_annotations(&node.metadata).unwrap();
         assert_eq!(
-            patch,
-            json!({"metadata": {"labels": {"gpu-migrate.io/plugin": null}, "annotations": {"gpu-migrate.io/cordoned-cards": null}}})
+            annotations,
+            json!({"metadata": {"annotations": {"gpu-migrate.io/cordoned-cards": null}}})
         );
-        assert_eq!(clean_node(&Node::default()), None);
+        assert_eq!((clean_labels(&Node::default()), clean_annotations(&ObjectMeta::default())), (None, None));
+    }
+
+    #[test]
+    fn a_pod_that_is_still_shared_keeps_what_it_was() {
+        let meta: ObjectMeta =
+            serde_json::from_value(json!({"annotations": {names::ORIGINAL: "{}", names::POLICY: "m@1"}}))
+                .unwrap();
+        assert_eq!(clean_annotations(&meta), None);
+    }
+
+    #[test]
+    fn only_limits_that_this_program_applied_are_given_up() {
+        let quota = |manager: &str, operation: &str| -> ResourceQuota {
+            serde_json::from_value(
+                json!({"metadata": {"managedFields": [{"manager": manager, "operation": operation}]}}),
+            )
+            .unwrap()
+        };
+        assert!(is_translated(&quota(MANAGER, "Apply")));
+        assert!(!is_translated(&quota("kubectl", "Apply")) && !is_translated(&quota(MANAGER, "Update")));
     }
 }

@@ -41,7 +41,12 @@ pub enum Role {
 pub fn roles(pod: &PodSpec) -> Vec<Role> {
     let mut roles = Vec::new();
     let plugins_folder = mounts(pod, |path| path.ends_with("/device-plugins"));
-    if plugins_folder && mounts(pod, |path| path.ends_with("/plugins/gpu-migrate")) {
+    // The agent reads the kubelet's list of holders beside serving a plugin. Another that does is known by its words, which
+    // may be the agent's, too, where it isolates as that one does.
+    let lists_holders = mounts(pod, |path| path.ends_with("/pod-resources"));
+    let isolates = |c: &Container| words(c).any(|word| word.starts_with("--isolation="));
+    let known = |c: &Container| !isolates(c) && (is_other_sharing(c) || is_nvidia(c) || is_dcgm(c));
+    if plugins_folder && lists_holders && !pod.containers.iter().any(known) {
         roles.push(Role::NodeAgent);
     } else if registers(pod) && pod.containers.iter().any(is_other_sharing) {
         roles.push(Role::OtherSharing);

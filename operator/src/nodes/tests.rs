@@ -126,7 +126,7 @@ fn who_serves_a_node_is_known_by_what_it_mounts_and_reads() {
         (
             "the node agent",
             json!({"containers": [{"name": "c"}], "volumes": [
-            {"name": "a", "hostPath": {"path": "/k/device-plugins"}}, {"name": "b", "hostPath": {"path": "/k/plugins/gpu-migrate"}}]}),
+            {"name": "a", "hostPath": {"path": "/k/device-plugins"}}, {"name": "b", "hostPath": {"path": "/k/pod-resources"}}]}),
             vec![Role::NodeAgent],
         ),
         (
@@ -239,7 +239,7 @@ fn what_an_owner_runs_is_left_as_it_is() {
 
     // The chart's own DaemonSet, which selects by the label that the node is only about to get.
     let agent = json!({"containers": [{"name": "bridge"}], "nodeSelector": {PLUGIN: "Bridged"}, "volumes": [
-        {"name": "a", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}, {"name": "b", "hostPath": {"path": "/var/lib/kubelet/plugins/gpu-migrate"}}]});
+        {"name": "a", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}, {"name": "b", "hostPath": {"path": "/var/lib/kubelet/pod-resources"}}]});
     let case = Case { sets: vec![set("gpu-migrate-bridge", agent)], ..Case::default() };
     let plan = case.plan(Some(&spec("Bridged", json!({}))), &node(&[]));
     assert_eq!(shown(&plan.labels), [("plugin", "Bridged"), ("run-nvidia-plugin", "Bridged")]);

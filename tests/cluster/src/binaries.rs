@@ -11,6 +11,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::process::output;
 
 const KUBERNETES_GO_MOD: &str = include_str!("../go.mod");
+const HELM_GO_MOD: &str = include_str!("../helm/go.mod");
 const NVIDIA_GO_MOD: &str = include_str!("../nvidia/go.mod");
 const WORK_SOURCE: &str = include_str!("../work/main.go");
 const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
@@ -50,6 +52,8 @@ pub struct Binaries {
     pub controller_manager: PathBuf,
     /// kube-scheduler.
     pub scheduler: PathBuf,
+    /// kubectl, for the commands of the documents.
+    pub kubectl: PathBuf,
     /// kubelet.
     pub kubelet: PathBuf,
     /// NVIDIA's device plugin.
@@ -94,6 +98,7 @@ impl Binaries {
             etcd: installed("etcd")?,
             containerd: installed("containerd")?,
             ctr: installed("ctr")?,
+            kubectl: kubernetes("kubectl")?,
             kubelet: kubernetes("kubelet")?,
             apiserver: kubernetes("kube-apiserver")?,
             controller_manager: kubernetes("kube-controller-manager")?,
@@ -108,6 +113,14 @@ impl Binaries {
             work: work(here)?,
         })
     }
+}
+
+/// Helm. Only who installs by it waits for its build.
+///
+/// # Errors
+/// If it is neither found nor built.
+pub fn helm() -> Result<PathBuf> {
+    go_tool(&crate::package_folder().join("helm"), HELM_GO_MOD, "helm.sh/helm/v3", "helm")
 }
 
 /// The version that a `go.mod` requires of a module.
@@ -134,7 +147,9 @@ fn go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<Path
     let ldflags = format!(
         "-s -w -extldflags=-Wl,-z,lazy -X {variables}.gitVersion={version} -X {variables}.gitMajor={major} -X {variables}.gitMinor={minor}"
     );
-    cached(&format!("{}-{version}", module.rsplit('/').next().unwrap_or(module)), name, |target| {
+    // `helm.sh/helm/v3` is called after the part before its major version.
+    let group = module.rsplit('/').find(|part| !part.starts_with('v')).unwrap_or(module);
+    cached(&format!("{group}-{version}"), name, |target| {
         output(
             Command::new("go")
                 .current_dir(folder)
@@ -172,11 +187,20 @@ fn nvml(here: &Path) -> Result<PathBuf> {
     Ok(library.parent().context("a file has a folder")?.to_owned())
 }
 
-/// Our own binaries, freshly built by the cargo that runs the tests and with its profile, so that they are never stale.
+/// Our own binaries, freshly built, once a run, by the cargo that runs the tests and with its profile, so that they are never stale.
 ///
 /// # Errors
 /// If cargo cannot build them.
 pub fn ours() -> Result<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(folder) = BUILT.get() {
+        return Ok(folder.clone());
+    }
+    let folder = build()?;
+    Ok(BUILT.get_or_init(|| folder).clone())
+}
+
+fn build() -> Result<PathBuf> {
     if let Some(folder) = env::var_os("GPU_MIGRATE_BIN_DIR") {
         return Ok(folder.into());
     }
@@ -185,8 +209,8 @@ pub fn ours() -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(crate::package_folder()).args(["build", "--quiet", "--locked"]);
-    for package in ["gpu-migrate-webhook", "gpu-migrate-admission-ext", "gpu-migrate-plugin-bridge"] {
-        command.args(["--package", package]);
+    for package in ["webhook", "admission-ext", "plugin-bridge", "operator", "cli"] {
+        command.args(["--package", &format!("gpu-migrate-{package}")]);
     }
     if !cfg!(debug_assertions) {
         command.arg("--release");

@@ -22,6 +22,7 @@ use crate::{
     leftovers, observe,
     pki::Pki,
     process::{Component, Recipe, output},
+    programs::Beside,
     stage::Stage,
     wait::{self, Seen},
 };
@@ -43,6 +44,15 @@ pub struct Cluster {
     pub(crate) stage: Option<Stage>,
     namespaces: Vec<String>,
     pub(crate) policies: Vec<String>,
+    /// Programs that run beside pods, see [`crate::programs`].
+    pub(crate) beside: Vec<Beside>,
+    /// Where the apiserver finds the webhook that runs beside a pod.
+    pub(crate) webhook_url: Option<String>,
+    /// Whether a stage was ever put on it: it is as new until then.
+    pub(crate) touched: bool,
+    /// Nobody knows what is on it: the next scenario gets a new one.
+    pub(crate) spoilt: bool,
+    stopped: bool,
 }
 
 impl Cluster {
@@ -78,6 +88,11 @@ impl Cluster {
             stage: None,
             namespaces: Vec::new(),
             policies: Vec::new(),
+            beside: Vec::new(),
+            webhook_url: None,
+            touched: false,
+            spoilt: false,
+            stopped: false,
         };
         let begin = Instant::now();
         cluster.start_control_plane().await?;
@@ -215,10 +230,18 @@ impl Cluster {
     /// # Errors
     /// With the lines of its log that say so.
     pub fn check_rights(&self) -> Result<()> {
-        for component in self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-")) {
-            let refused = component.log_lines(REFUSED)?;
-            ensure!(refused.is_empty(), "{} has too few rights:\n{}", component.name(), refused.join("\n"));
-        }
+        let ours = self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-"));
+        ours.map(Component::name).try_for_each(|name| self.check_rights_of(name))
+    }
+
+    /// The same for one component.
+    ///
+    /// # Errors
+    /// With the lines of its log that say so.
+    pub fn check_rights_of(&self, name: &str) -> Result<()> {
+        let component = self.components.iter().find(|c| c.name() == name);
+        let refused = component.map(|c| c.log_lines(REFUSED)).transpose()?.unwrap_or_default();
+        ensure!(refused.is_empty(), "{name} has too few rights:\n{}", refused.join("\n"));
         Ok(())
     }
 
@@ -276,6 +299,9 @@ impl Cluster {
     /// # Errors
     /// If something stays.
     pub async fn tidy(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.spoilt) {
+            return self.anew().await;
+        }
         self.drop_policies().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         for name in std::mem::take(&mut self.namespaces) {
@@ -313,11 +339,24 @@ impl Cluster {
             .with_context(|| format!("allocatable {resource}"))
     }
 
+    /// A new cluster in place of one that somebody has touched.
+    ///
+    /// # Errors
+    /// If the old one does not stop or the new one does not start.
+    pub(crate) async fn anew(&mut self) -> Result<()> {
+        self.stop()?;
+        *self = Self::start().await?;
+        Ok(())
+    }
+
     /// Stops everything in reverse order and removes what it made.
     ///
     /// # Errors
     /// If something does not go.
     pub fn stop(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.stopped, true) {
+            return Ok(());
+        }
         while let Some(mut component) = self.components.pop() {
             component.stop()?;
         }

@@ -7,6 +7,7 @@ use gpu_migrate_model::names::{Dialect, SCHEDULER};
 use serde_json::{Value, json};
 
 use crate::{
+    audit,
     binaries::Binaries,
     image::PAUSE_IMAGE,
     layout::{Layout, Ports},
@@ -14,8 +15,8 @@ use crate::{
     process::Recipe,
 };
 
-/// The node that has a kubelet.
-pub const NODE: &str = "gpu-node";
+/// The node that has a kubelet; the runbook calls it so.
+pub const NODE: &str = "gpu-01";
 
 /// How long the scheduler waits for the extender. Gangs are held below it.
 pub const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,6 +74,8 @@ impl Kit {
             .flag("enable-admission-plugins", "NodeRestriction")
             .flag("kubelet-preferred-address-types", "Hostname")
             .flag("allow-privileged", "true")
+            .flag("audit-policy-file", self.layout.write("audit-policy.json", audit::policy().to_string())?)
+            .flag("audit-log-path", self.layout.logs().join(audit::LOG))
             .flag("profiling", "false"))
     }
 
@@ -93,10 +96,10 @@ impl Kit {
             .flag("profiling", "false")
     }
 
-    /// kube-scheduler with two profiles, the default one and ours. Extenders belong to the process, not to a profile: with
+    /// kube-scheduler: the default one, or with an extender's port a second profile of ours that asks it. Extenders belong to the process, not to a profile: with
     /// `nvidia.com/gpu` among the managed resources, legacy pods of the default scheduler are placed through the extender
     /// too, so that one cache serialises both kinds (DESIGN decision 6).
-    /// With an extender's port it asks that extender; `deploy/scheduler/` has the same for a real cluster.
+    /// `deploy/scheduler/` has the same for a real cluster.
     pub fn scheduler(&self, extender: Option<u16>) -> Result<Recipe> {
         let dialect = Dialect::default();
         let managed: Vec<Value> = [dialect.legacy, dialect.cores, dialect.memory]
@@ -123,9 +126,11 @@ impl Kit {
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": self.admin, "qps": 500, "burst": 1000},
             "leaderElection": {"leaderElect": false},
-            "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": SCHEDULER}],
+            "profiles": [{"schedulerName": "default-scheduler"}],
         });
         if let Some(port) = extender {
+            config["profiles"] =
+                json!([{"schedulerName": "default-scheduler"}, {"schedulerName": SCHEDULER}]);
             config["extenders"] = extenders(port);
         }
         let path = self.layout.write("scheduler.json", config.to_string())?;

@@ -19,6 +19,13 @@ pub fn tarball(work: &Path, name: &str, verb: &str) -> Result<Vec<u8>> {
     let binary = fs::read(work).with_context(|| format!("cannot read {}", work.display()))?;
     let mut layer = tar::Builder::new(Vec::new());
     append(&mut layer, "work", 0o755, &binary)?;
+    let mut link = tar::Header::new_gnu();
+    link.set_entry_type(tar::EntryType::Symlink);
+    link.set_size(0);
+    link.set_mode(0o777);
+    layer
+        .append_link(&mut link, "kube-scheduler", "work")
+        .context("cannot add kube-scheduler to the image")?;
     let layer = layer.into_inner()?;
 
     let config = json!({

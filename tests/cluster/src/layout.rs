@@ -90,12 +90,14 @@ pub struct Ports {
     pub second_extender: [u16; 2],
     /// The bridge's metrics.
     pub bridge_metrics: u16,
+    /// The metrics of both operators.
+    pub operators: [u16; 2],
 }
 
 impl Ports {
     /// Asks the system for free ports, holding all until the last is known so that none comes twice.
     pub fn choose() -> Result<Self> {
-        let listeners: Vec<TcpListener> = (0..13)
+        let listeners: Vec<TcpListener> = (0..15)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .collect::<Result<_, _>>()
             .context("no free loopback port")?;
@@ -112,6 +114,7 @@ impl Ports {
             extender: [next()?, next()?],
             second_extender: [next()?, next()?],
             bridge_metrics: next()?,
+            operators: [next()?, next()?],
         })
     }
 }

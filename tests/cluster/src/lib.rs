@@ -15,12 +15,16 @@
 //! - [`observe`] to learn what a container *really* got: it reads `/proc`, not the API and not our ledger;
 //! - [`Cluster::kill`], [`Cluster::start_component`], [`Cluster::restart`] for accidents.
 //!
+//! A scenario of the stage `Bare` installs gpu-migrate itself, as its owner would: [`book`] types the commands of the
+//! documents, and [`programs`] runs each program beside its pod. [`snapshot`] compares two moments, and [`audit`] tells who
+//! asked the apiserver for what; the last scenario holds that against the rights that `deploy/` gives.
+//!
 //! When a scenario fails, [`diagnose`] prints the pods, the events and the ends of all logs.
 //!
 //! # What it needs
 //!
-//! Root, and Debian's `containerd`, `runc` and `etcd-server`. Kubernetes and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
-//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod` and `nvidia/go.mod`; see [`binaries`].
+//! Root, and Debian's `containerd`, `runc` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
+//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see [`binaries`].
 //! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
 //!
 //! | variable | means |
@@ -30,6 +34,8 @@
 //! | `GPU_MIGRATE_CACHE` | what was built from Go modules (default: `~/.cache/gpu-migrate`) |
 //! | `GPU_MIGRATE_BIN_DIR` | our own binaries, instead of having cargo build them |
 //! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
+//! | `GPU_MIGRATE_MIGRATION=1`, `GPU_MIGRATE_RIGHTS=1` | run these, which are run on purpose only |
+//! | `GPU_MIGRATE_LEADERS_SEED` | when leaders are killed or frozen (1) |
 //! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
 //!
 //! `benches/throughput.rs` measures pods bound per second with our extender against without it, on a control plane without a
@@ -41,7 +47,9 @@
 //! cgroup v1 (`failCgroupV1: false`); containerd 1.6 loses its support with 1.38. NVIDIA's plugin is v0.19.0, because neither
 //! v0.20.0 nor a dependency of v0.19.1 could be had as Go modules; nor could NVIDIA's mock NVML, so `nvml/nvml.c` stands in.
 
+pub mod audit;
 pub mod binaries;
+pub mod book;
 pub mod cluster;
 pub mod configs;
 pub mod diagnose;
@@ -56,7 +64,9 @@ pub mod nodes;
 pub mod observe;
 pub mod pki;
 pub mod process;
+pub mod programs;
 pub mod proxy;
+pub mod snapshot;
 pub mod stage;
 pub mod wait;
 pub mod workload;

@@ -1,7 +1,7 @@
 //! What `deploy/` ships, applied as it is: definitions, accounts and rights for real, everything else as a dry run, since the
 //! harness starts the programs itself. So every scenario runs with the rights that a cluster's owner would give.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use kube::{
@@ -35,6 +35,44 @@ pub fn objects(folder: &str) -> Result<Vec<Value>> {
     }
     all.sort_by_key(|object| object["kind"] != "Namespace");
     Ok(all)
+}
+
+/// The images that the pods of one of `deploy/`'s folders are made of.
+///
+/// # Errors
+/// As [`objects`].
+pub fn images(folder: &str) -> Result<BTreeSet<String>> {
+    // Templates are text within a ConfigMap.
+    let text = objects(folder)?
+        .iter()
+        .map(|object| match object["data"].as_object() {
+            Some(data) => data.values().filter_map(Value::as_str).collect::<Vec<_>>().join("\n"),
+            None => serde_saphyr::to_string(object).unwrap_or_default(),
+        })
+        .collect::<Vec<_>>()
+        .join("\n");
+    let images = text.lines().filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix("image:"));
+    Ok(images.map(|image| image.trim().trim_matches('"').to_owned()).collect())
+}
+
+/// The first object of a kind in the YAML blocks of a document, named from the repository's root.
+///
+/// # Errors
+/// If the document cannot be read or has none.
+pub fn of_document(document: &str, kind: &str) -> Result<Value> {
+    let path = crate::package_folder().join("../..").join(document);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let blocks = text.split("\n```yaml\n").skip(1).filter_map(|block| block.split("\n```").next());
+    for block in blocks {
+        for object in
+            serde_saphyr::from_multiple::<Value>(block).with_context(|| format!("{document}: {block}"))?
+        {
+            if object["kind"] == kind {
+                return Ok(object);
+            }
+        }
+    }
+    anyhow::bail!("{document} shows no {kind}")
 }
 
 /// Whether an object is an account or its rights.

@@ -69,6 +69,11 @@ impl Cluster {
         Ok(namespace)
     }
 
+    /// Has [`Cluster::tidy`] remove a policy, too, that the scenario made itself.
+    pub fn forget_policy_after(&mut self, name: &str) {
+        self.policies.push(name.to_owned());
+    }
+
     /// Removes the policies of [`Cluster::project`].
     pub(crate) async fn drop_policies(&mut self) {
         let api: Api<GPUMigration> = Api::all(self.client.clone());

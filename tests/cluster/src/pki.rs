@@ -95,7 +95,7 @@ impl Pki {
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": user}}],
             "current-context": "it",
         });
-        self.layout.write(&format!("kubeconfig/{}", user.replace(':', "-")), config.to_string())
+        self.layout.write(&format!("kubeconfig/{user}.{group}").replace(':', "-"), config.to_string())
     }
 
     fn sign(&self, params: &CertificateParams) -> Result<(String, String)> {

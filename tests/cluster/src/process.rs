@@ -28,19 +28,19 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Name of the component and of its log file.
-    pub name: &'static str,
+    pub name: String,
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
     /// Variables on top of ours.
-    pub env: BTreeMap<&'static str, OsString>,
+    pub env: BTreeMap<String, OsString>,
 }
 
 impl Recipe {
     /// A program without arguments.
-    pub fn new(name: &'static str, program: impl Into<PathBuf>) -> Self {
-        Self { name, program: program.into(), args: Vec::new(), env: BTreeMap::new() }
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), program: program.into(), args: Vec::new(), env: BTreeMap::new() }
     }
 
     /// Adds one argument.
@@ -60,8 +60,8 @@ impl Recipe {
 
     /// Sets a variable.
     #[must_use]
-    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
-        self.env.insert(name, value.into());
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
+        self.env.insert(name.into(), value.into());
         self
     }
 }
@@ -82,8 +82,8 @@ impl Component {
     }
 
     /// Its name.
-    pub fn name(&self) -> &'static str {
-        self.recipe.name
+    pub fn name(&self) -> &str {
+        &self.recipe.name
     }
 
     /// Its process, while it runs.
@@ -101,7 +101,7 @@ impl Component {
     /// # Errors
     /// If it runs already, if the program cannot be executed, or off the main thread.
     pub fn start(&mut self) -> Result<()> {
-        let name = self.recipe.name;
+        let name = &self.recipe.name;
         ensure!(self.child.is_none(), "{name} runs already");
         ensure!(
             gettid() == getpid(),
@@ -135,6 +135,43 @@ impl Component {
             child.wait().with_context(|| format!("cannot reap {}", self.recipe.name))?;
         }
         Ok(())
+    }
+
+    /// SIGTERM, without waiting for the end.
+    ///
+    /// # Errors
+    /// If the signal cannot be sent.
+    pub fn terminate(&self) -> Result<()> {
+        self.signal(Signal::SIGTERM)
+    }
+
+    /// SIGSTOP: it stands still, as on a machine that is paused or out of memory.
+    ///
+    /// # Errors
+    /// If the signal cannot be sent.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// SIGCONT: it goes on where it stood.
+    ///
+    /// # Errors
+    /// If the signal cannot be sent.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    /// Waits for a process that is to end by itself, and forgets it. `None` while it runs.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let Some(child) = &mut self.child else { return Ok(None) };
+        let status = child.try_wait()?;
+        if status.is_some() {
+            self.child = None;
+        }
+        Ok(status)
     }
 
     /// SIGTERM, and SIGKILL for who has not ended after 5 s. Nothing to do for one that does not run.

@@ -18,7 +18,7 @@ use kube::{
 };
 
 use crate::{
-    binaries,
+    audit, binaries,
     cluster::{Cluster, PATIENCE},
     configs::NODE,
     http,
@@ -38,13 +38,17 @@ const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet
 
 /// The extender's other replica, where there are two.
 const SECOND_EXTENDER: &str = "gpu-migrate-extender-2";
+/// Two operators, of which one leads.
+pub const OPERATORS: [&str; 2] = ["gpu-migrate-operator-a", "gpu-migrate-operator-b"];
 
 /// The namespace of our own objects.
-const SYSTEM_NAMESPACE: &str = "gpu-migrate-system";
+pub const SYSTEM_NAMESPACE: &str = "gpu-migrate-system";
 
 /// A set of components on top of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Nothing on a new cluster: scenarios that install by the documents begin here.
+    Bare,
     /// NVIDIA's device plugin at the kubelet, the stock scheduler: a cluster before the migration.
     Legacy,
     /// Webhook, extender and bridge, with NVIDIA's plugin behind the bridge.
@@ -61,7 +65,12 @@ impl Cluster {
             return Ok(());
         }
         self.leave().await?;
+        if stage == Stage::Bare && self.touched {
+            self.anew().await?;
+        }
+        self.touched = true;
         match stage {
+            Stage::Bare => Ok(()),
             Stage::Legacy => self.enter_legacy().await,
             Stage::Bridged => self.enter_bridged().await,
         }
@@ -72,17 +81,21 @@ impl Cluster {
 
     /// After a failure nobody knows what state the components are in: the next [`Cluster::enter`] starts them anew.
     pub fn distrust(&mut self) {
+        self.spoilt = self.stage == Some(Stage::Bare);
         self.stage = None;
     }
 
     async fn leave(&mut self) -> Result<()> {
         self.stage = None;
+        self.leave_pods()?;
         for name in [
             "gpu-migrate-webhook",
             "nvidia-device-plugin",
             "gpu-migrate-bridge",
             "gpu-migrate-extender",
             SECOND_EXTENDER,
+            OPERATORS[0],
+            OPERATORS[1],
         ] {
             self.remove(name)?;
         }
@@ -95,7 +108,8 @@ impl Cluster {
 
     async fn enter_legacy(&mut self) -> Result<()> {
         self.schedule_with(None)?;
-        self.add(self.nvidia_plugin(&format!("{KUBELET_ROOT}/device-plugins/kubelet.sock")))?;
+        let kubelet = format!("{KUBELET_ROOT}/device-plugins/kubelet.sock");
+        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", kubelet))?;
         self.devices_offered(&[(&Dialect::default().legacy, CARDS)]).await
     }
 
@@ -110,7 +124,7 @@ impl Cluster {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
         .await?;
-        self.add(self.nvidia_plugin(BRIDGE_SOCKET))?;
+        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))?;
         self.add(self.webhook(&bin)?)?;
         self.webhook_registered().await?;
         let dialect = Dialect::default();
@@ -202,9 +216,8 @@ impl Cluster {
         scheduler.start()
     }
 
-    fn nvidia_plugin(&self, kubelet_socket: &str) -> Recipe {
-        Recipe::new("nvidia-device-plugin", &self.kit.binaries.nvidia_plugin)
-            .env("KUBELET_SOCKET", kubelet_socket)
+    pub(crate) fn nvidia_plugin(&self, name: impl Into<String>) -> Recipe {
+        Recipe::new(name, &self.kit.binaries.nvidia_plugin)
             .env("NODE_NAME", NODE)
             .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
             .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults())
@@ -256,7 +269,7 @@ impl Cluster {
         let ports = [self.kit.ports.extender, self.kit.ports.second_extender];
         for (name, ports) in names.into_iter().zip(ports) {
             let mut recipe = self.extender_at(&bin, ports)?;
-            recipe.name = name;
+            recipe.name = name.into();
             self.add(
                 recipe.arg("--leader-elect").flag("namespace", SYSTEM_NAMESPACE).flag("identity", name),
             )?;
@@ -297,6 +310,23 @@ impl Cluster {
         .await
     }
 
+    /// Starts both operators, with the shortest Lease there is: who is killed is followed within seconds.
+    ///
+    /// # Errors
+    /// If one cannot be started.
+    pub fn add_operators(&mut self) -> Result<()> {
+        let bin = binaries::ours()?;
+        for (name, port) in OPERATORS.iter().zip(self.kit.ports.operators) {
+            let recipe = self
+                .ours_as("gpu-migrate-operator", name, &bin, port)?
+                .flag("namespace", SYSTEM_NAMESPACE)
+                .flag("identity", name)
+                .flag("lease-seconds", "5");
+            self.add(recipe)?;
+        }
+        Ok(())
+    }
+
     fn webhook(&self, bin: &Path) -> Result<Recipe> {
         let [port, metrics] = self.kit.ports.webhook;
         Ok(self
@@ -311,10 +341,13 @@ impl Cluster {
 
     /// One of our programs, under its own account.
     fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Result<Recipe> {
-        let account = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{name}");
-        let kubeconfig =
-            self.kit.pki.kubeconfig(self.kit.ports.apiserver, &account, "system:serviceaccounts")?;
-        Ok(Recipe::new(name, bin.join(name))
+        self.ours_as(name, name, bin, metrics)
+    }
+
+    /// One of two or more: its name in the logs and in the audit tells it from the others.
+    fn ours_as(&self, program: &str, name: &str, bin: &Path, metrics: u16) -> Result<Recipe> {
+        let kubeconfig = self.kit.pki.kubeconfig(self.kit.ports.apiserver, &audit::account(program), name)?;
+        Ok(Recipe::new(name, bin.join(program))
             .flag("kubeconfig", kubeconfig)
             .flag("metrics-bind", format!("127.0.0.1:{metrics}"))
             .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info"))

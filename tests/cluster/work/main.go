@@ -3,8 +3,11 @@
 //	work pause      the sandbox of a pod: waits to be told to stop
 //	work serve      a workload: says on stdout what environment it got and what devices it sees, then waits to be told to stop
 //	work exit N     a workload that ends at once with status N
+//	work without X  a probe: fails where the variable X has a value
+//	work --any …    stands in for another program, so that a manifest of it makes a pod: waits to be told to stop
 //
-// Called as "loopback" or "gpu-migrate-cni" it is a CNI plugin that answers without making any interface.
+// Called as "loopback" or "gpu-migrate-cni" it is a CNI plugin that answers without making any interface; called as
+// "kube-scheduler" it stands in for that.
 package main
 
 import (
@@ -16,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -23,6 +27,8 @@ func main() {
 	switch name := filepath.Base(os.Args[0]); {
 	case name == "loopback" || name == "gpu-migrate-cni":
 		cni(name)
+	case name == "kube-scheduler" || len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "--"):
+		waitForSignal()
 	case len(os.Args) == 2 && os.Args[1] == "pause":
 		waitForSignal()
 	case len(os.Args) == 2 && os.Args[1] == "serve":
@@ -35,8 +41,12 @@ func main() {
 			fail("exit status %q is not a whole number", os.Args[2])
 		}
 		os.Exit(status)
+	case len(os.Args) == 3 && os.Args[1] == "without":
+		if value := os.Getenv(os.Args[2]); value != "" {
+			fail("%s is %q", os.Args[2], value)
+		}
 	default:
-		fail("usage: work pause | serve | exit N")
+		fail("usage: work pause | serve | exit N | without NAME | --anything")
 	}
 }
 

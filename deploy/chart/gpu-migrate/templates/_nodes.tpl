@@ -34,7 +34,7 @@ spec:
       {{- end }}
       # Exceptions to the restricted standard, and why:
       #   root     the kubelet's directories belong to root; no capability is needed
-      #   hostPath the kubelet's device-plugin, pod-resources and plugin directories are its interface
+      #   hostPath the kubelet's device-plugin and pod-resources directories are its interface
       {{- if ne .isolation "none" }}
       #   hostPath the isolation's libraries and sockets are given to containers from the host
       {{- end }}
@@ -76,8 +76,6 @@ spec:
           hostPath: {path: {{ $v.kubeletDir }}/device-plugins, type: Directory}
         - name: pod-resources
           hostPath: {path: {{ $v.kubeletDir }}/pod-resources, type: DirectoryOrCreate}
-        - name: state
-          hostPath: {path: {{ $v.kubeletDir }}/plugins/gpu-migrate, type: DirectoryOrCreate}
         {{- range $folders }}
         - name: {{ .name }}
           hostPath: {path: {{ .path }}, type: DirectoryOrCreate}
@@ -128,7 +126,6 @@ spec:
           volumeMounts:
             - {name: device-plugins, mountPath: {{ $v.kubeletDir }}/device-plugins}
             - {name: pod-resources, mountPath: {{ $v.kubeletDir }}/pod-resources, readOnly: true}
-            - {name: state, mountPath: {{ $v.kubeletDir }}/plugins/gpu-migrate}
             {{- range $folders }}
             - {name: {{ .name }}, mountPath: {{ .path }}}
             {{- end }}

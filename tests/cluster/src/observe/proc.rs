@@ -54,7 +54,12 @@ fn look(folder: &Path, pid: u32) -> Option<Container> {
     // Our program in its own image: the sandbox has another verb, and runc's first stages have another name.
     let command = fs::read(folder.join("cmdline")).ok()?;
     let mut arguments = command.split(|b| *b == 0);
-    if arguments.next()? != b"/work" || arguments.next()? == b"pause" {
+    if arguments.next()? != b"/work" {
+        return None;
+    }
+    // One that stands in for a program of ours holds no card, whatever its environment says.
+    let verb = arguments.next()?;
+    if verb == b"pause" || verb.starts_with(b"--") {
         return None;
     }
     let (pod_uid, id) = cgroup_of(&fs::read_to_string(folder.join("cgroup")).ok()?)?;

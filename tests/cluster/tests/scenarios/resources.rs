@@ -86,7 +86,8 @@ pub(crate) async fn what_we_ship_is_accepted(cluster: &mut Cluster) -> Result<()
         let shipped = manifests::objects(folder)?;
         // What the operator puts on nodes stands in a ConfigMap, which the apiserver does not look into.
         let maps = shipped.iter().filter(|object| object["metadata"]["name"] == "gpu-migrate-templates");
-        let texts = maps.filter_map(|map| map["data"].as_object()).flatten().filter_map(|(_, text)| text.as_str());
+        let texts =
+            maps.filter_map(|map| map["data"].as_object()).flatten().filter_map(|(_, text)| text.as_str());
         let inside = texts.map(serde_saphyr::from_str).collect::<Result<Vec<Value>, _>>()?;
         for object in shipped.into_iter().chain(inside) {
             manifests::apply(&cluster.client, &object, true)

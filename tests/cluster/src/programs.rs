@@ -1,0 +1,241 @@
+//! Programs beside their pods: what `deploy/` brings into the cluster is made into pods by Kubernetes as it stands there, and
+//! the program of each container runs beside its pod.
+//!
+//! There are no images of ours here, so each image that the manifests name is a stand-in that only waits. The program itself
+//! is a process of this machine, started when its pod runs and stopped when its pod goes, with the arguments and variables of
+//! its container, at its pod's address and with its ServiceAccount's rights. So probes, replicas, rollouts, scaling and
+//! deletion are Kubernetes' own, and the probes are answered by the programs: the pod network of these scenarios leads to
+//! this machine's loopback. What differs is said in [`Cluster::recipe_of`].
+
+use std::{collections::BTreeSet, net::Ipv4Addr, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, Pod};
+use kube::{Api, ResourceExt, api::ListParams};
+use serde_json::{Value, json};
+
+use crate::{
+    binaries,
+    cluster::Cluster,
+    image::WORK_IMAGE,
+    process::{Recipe, output},
+    stage::SYSTEM_NAMESPACE,
+};
+
+/// Where NVIDIA's plugin has its DaemonSet, and the label of its pods.
+pub const NVIDIA_NAMESPACE: &str = "kube-system";
+/// The label of the pods of NVIDIA's plugin.
+pub const NVIDIA_LABEL: &str = "name=nvidia-device-plugin-ds";
+
+/// The programs of one pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    uid: String,
+    components: Vec<String>,
+}
+
+/// What a container runs, by the container's name.
+enum Program {
+    Ours(&'static str),
+    Scheduler,
+    Nvidia,
+}
+
+fn program(container: &str) -> Result<Program> {
+    Ok(match container {
+        "webhook" => Program::Ours("gpu-migrate-webhook"),
+        "extender" => Program::Ours("gpu-migrate-extender"),
+        "operator" => Program::Ours("gpu-migrate-operator"),
+        "bridge" => Program::Ours("gpu-migrate-bridge"),
+        "scheduler" => Program::Scheduler,
+        "nvidia-device-plugin-ctr" => Program::Nvidia,
+        other => anyhow::bail!("no program is known for container {other}"),
+    })
+}
+
+impl Cluster {
+    /// Makes the images that manifests name be there, as stand-ins.
+    ///
+    /// # Errors
+    /// If containerd refuses a name.
+    pub fn stand_in_for(&self, images: &BTreeSet<String>) -> Result<()> {
+        for image in images {
+            output(
+                Command::new(&self.kit.binaries.ctr)
+                    .arg("--address")
+                    .arg(self.kit.layout.containerd_socket())
+                    .args(["--namespace", "k8s.io", "images", "tag", "--force", WORK_IMAGE, image]),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Starts the programs of pods that run and have none yet, and stops those of pods that go. To be called again and
+    /// again while anything changes.
+    ///
+    /// # Errors
+    /// If a program does not start, was refused something, or its container is not known.
+    pub async fn follow_pods(&mut self) -> Result<()> {
+        let mut pods = Api::<Pod>::namespaced(self.client.clone(), SYSTEM_NAMESPACE)
+            .list(&ListParams::default())
+            .await?
+            .items;
+        let nvidia: Api<Pod> = Api::namespaced(self.client.clone(), NVIDIA_NAMESPACE);
+        pods.extend(nvidia.list(&ListParams::default().labels(NVIDIA_LABEL)).await?.items);
+        pods.retain(runs);
+
+        let (stay, leave): (Vec<_>, Vec<_>) = std::mem::take(&mut self.beside)
+            .into_iter()
+            .partition(|beside| pods.iter().any(|pod| pod.uid().as_ref() == Some(&beside.uid)));
+        self.beside = stay;
+        for name in leave.iter().flat_map(|beside| &beside.components) {
+            self.component(name)?.terminate()?;
+        }
+        for name in leave.iter().flat_map(|beside| &beside.components) {
+            self.check_rights_of(name)?;
+            self.remove(name)?;
+        }
+        if !self.beside.iter().flat_map(|beside| &beside.components).any(|name| name.ends_with(".webhook")) {
+            self.webhook_url = None;
+        }
+        for pod in &pods {
+            let uid = pod.uid().context("a pod has a UID")?;
+            if self.beside.iter().any(|beside| beside.uid == uid) {
+                continue;
+            }
+            let mut components = Vec::new();
+            for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+                let recipe = self.recipe_of(pod, container).await?;
+                components.push(recipe.name.clone());
+                self.add(recipe)?;
+            }
+            self.beside.push(Beside { uid, components });
+        }
+        Ok(())
+    }
+
+    /// Stops all programs that run beside pods.
+    ///
+    /// # Errors
+    /// If one does not end.
+    pub(crate) fn leave_pods(&mut self) -> Result<()> {
+        for name in std::mem::take(&mut self.beside).iter().flat_map(|beside| &beside.components) {
+            self.remove(name)?;
+        }
+        Ok(())
+    }
+
+    /// The program of a container. It differs from the manifest in:
+    ///
+    /// - every address is the pod's: a process shares its network with all others;
+    /// - a kubeconfig of the account instead of the mounted token;
+    /// - the apiserver finds the webhook by address instead of by Service;
+    /// - the stand-in for NVML and its faults; kube-scheduler's configuration is read from its ConfigMap;
+    /// - the webhook drains for a second: the kubelet does not wait for it.
+    async fn recipe_of(&mut self, pod: &Pod, container: &Container) -> Result<Recipe> {
+        let name = format!("{}.{}", pod.name_any(), container.name);
+        let address = address(pod)?;
+        match program(&container.name)? {
+            Program::Ours(program) => {
+                let bin = binaries::ours()?;
+                let kubeconfig = self.kit.pki.kubeconfig(
+                    self.kit.ports.apiserver,
+                    &crate::audit::account(account(pod)?),
+                    &pod.name_any(),
+                )?;
+                let mut recipe = variables(Recipe::new(name, bin.join(program)), pod, container)
+                    .flag("kubeconfig", kubeconfig)
+                    .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
+                    .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults());
+                for argument in container.args.iter().flatten() {
+                    recipe = if argument.starts_with("--service=") {
+                        let url = self.webhook_url.get_or_insert_with(|| format!("https://{address}:9443"));
+                        recipe.flag("service-url", url).flag("drain-delay", "1s").flag("drain-timeout", "3s")
+                    } else {
+                        recipe.arg(argument.replace("[::]", &address).replace("127.0.0.1", &address))
+                    };
+                }
+                Ok(recipe)
+            }
+            Program::Scheduler => self.scheduler_beside(name, pod, container, &address).await,
+            Program::Nvidia => Ok(variables(self.nvidia_plugin(name), pod, container)),
+        }
+    }
+
+    async fn scheduler_beside(
+        &self,
+        name: String,
+        pod: &Pod,
+        container: &Container,
+        address: &str,
+    ) -> Result<Recipe> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let map = maps.get("gpu-migrate-scheduler").await?;
+        let text =
+            map.data.as_ref().and_then(|data| data.get("scheduler.yaml")).context("no scheduler.yaml")?;
+        let mut config: Value = serde_saphyr::from_str(&text.replace("127.0.0.1", address))?;
+        let kubeconfig = self.kit.pki.kubeconfig(
+            self.kit.ports.apiserver,
+            &crate::audit::account(account(pod)?),
+            &pod.name_any(),
+        )?;
+        config["clientConnection"] = json!({"kubeconfig": kubeconfig});
+        let file = self.kit.layout.write(&format!("{name}.json"), config.to_string())?;
+        let mut recipe = Recipe::new(name, &self.kit.binaries.scheduler)
+            .flag("bind-address", address)
+            .flag("authentication-kubeconfig", &kubeconfig)
+            .flag("authorization-kubeconfig", &kubeconfig);
+        for argument in container.args.iter().flatten() {
+            recipe = if argument.starts_with("--config=") {
+                recipe.flag("config", &file)
+            } else {
+                recipe.arg(argument)
+            };
+        }
+        Ok(recipe)
+    }
+}
+
+/// Its sandbox and all containers run, and nobody has asked it to go.
+fn runs(pod: &Pod) -> bool {
+    let status = pod.status.clone().unwrap_or_default();
+    let containers = status.container_statuses.unwrap_or_default();
+    let running = |c: &k8s_openapi::api::core::v1::ContainerStatus| {
+        c.state.as_ref().is_some_and(|state| state.running.is_some())
+    };
+    pod.metadata.deletion_timestamp.is_none()
+        && status.pod_ip.is_some()
+        && !containers.is_empty()
+        && containers.iter().all(running)
+}
+
+/// The pod's address, which must lead to this machine and nowhere else.
+fn address(pod: &Pod) -> Result<String> {
+    let text = pod.status.as_ref().and_then(|s| s.pod_ip.clone()).context("a pod without an address")?;
+    let loopback = text.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+    ensure!(loopback, "{}: {text} is not of the loopback network", pod.name_any());
+    Ok(text)
+}
+
+fn account(pod: &Pod) -> Result<&str> {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.service_account_name.as_deref())
+        .context("a pod without an account")
+}
+
+/// The container's variables, with the fields of the pod that they ask for.
+fn variables(recipe: Recipe, pod: &Pod, container: &Container) -> Recipe {
+    let of_field =
+        |variable: &EnvVar| match variable.value_from.as_ref()?.field_ref.as_ref()?.field_path.as_str() {
+            "metadata.name" => Some(pod.name_any()),
+            "spec.nodeName" => pod.spec.as_ref()?.node_name.clone(),
+            _ => None,
+        };
+    container.env.iter().flatten().fold(recipe, |recipe, variable| {
+        match variable.value.clone().or_else(|| of_field(variable)) {
+            Some(value) => recipe.env(&variable.name, value),
+            None => recipe,
+        }
+    })
+}
