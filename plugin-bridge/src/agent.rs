@@ -158,7 +158,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         match leave::clean(&node.paths.state, giving.cdi.as_ref()) {
             Ok(()) => tracing::info!("taken off this node: nothing of ours is left"),
             Err(error) => {
-                tracing::warn!(%error, state = %node.paths.state.display(), "taken off this node, and this is left")
+                tracing::warn!(%error, state = %node.paths.state.display(), "taken off this node, and this is left");
             }
         }
     }
