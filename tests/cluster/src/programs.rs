@@ -5,7 +5,7 @@
 //! is a process of this machine, started when its pod runs and stopped when its pod goes, with the arguments and variables of
 //! its container, at its pod's address and with its ServiceAccount's rights. So probes, replicas, rollouts, scaling and
 //! deletion are Kubernetes' own, and the probes are answered by the programs: the pod network of these scenarios leads to
-//! this machine's loopback. What differs is said in [`Cluster::recipe_of`].
+//! this machine's loopback. What differs is said in `Cluster::recipe_of`.
 
 use std::{collections::BTreeSet, net::Ipv4Addr, process::Command};
 

@@ -1,7 +1,7 @@
 //! What a cluster and its node look like at one moment, to compare two: every object of every kind that the API serves, and
 //! the kubelet's directories.
 //!
-//! Left out is what Kubernetes writes by itself ([`OF_KUBERNETES`], [`strip`]); everything else counts.
+//! Left out is what Kubernetes writes by itself (`OF_KUBERNETES`, `strip`); everything else counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
