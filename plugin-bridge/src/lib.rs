@@ -15,5 +15,6 @@ pub mod leave;
 pub mod metrics;
 pub mod node;
 pub mod nvidia;
+pub mod outside;
 pub mod plugins;
 pub mod proto;

@@ -1,9 +1,7 @@
 //! The one live ledger of the node behind a lock that is held for a decision and never across I/O, and its two files.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::topology::Topology;
@@ -15,6 +13,7 @@ use crate::decide::{Books, Millis};
 use crate::kubelet::directory::Stamp;
 use crate::kubelet::podresources;
 use crate::metrics::Metrics;
+use crate::outside::Outside;
 
 /// Where the kubelet's and our own files and sockets are.
 #[derive(Clone, Debug)]
@@ -125,10 +124,10 @@ pub struct Node {
     notices: broadcast::Sender<Notice>,
     books: Mutex<Books>,
     version: watch::Sender<u64>,
-    /// Serialises writers of the file of deviations; taken before `books`.
-    writer: Mutex<DeviationFile>,
+    /// Serialises writers of the file of deviations; taken before `books`. What is on disk, where that is known.
+    writer: Mutex<Option<DeviationFile>>,
     read: Mutex<Option<Read>>,
-    started: Instant,
+    outside: Outside,
 }
 
 impl Node {
@@ -137,6 +136,21 @@ impl Node {
     /// # Errors
     /// [`StateError`] when our own file exists and cannot be used; nothing may be given out without it.
     pub fn start(
+        paths: Paths,
+        books: Books,
+        topology: Topology,
+        metrics: Metrics,
+    ) -> Result<Arc<Self>, StateError> {
+        let outside = Outside::real(paths.pod_resources());
+        Self::start_in(outside, paths, books, topology, metrics)
+    }
+
+    /// The same, with this clock and these ways to disk and sockets.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_in(
+        outside: Outside,
         paths: Paths,
         mut books: Books,
         topology: Topology,
@@ -152,9 +166,9 @@ impl Node {
             notices: broadcast::Sender::new(64),
             books: Mutex::new(books),
             version: watch::Sender::new(0),
-            writer: Mutex::new(deviations),
+            writer: Mutex::new(Some(deviations)),
             read: Mutex::new(None),
-            started: Instant::now(),
+            outside,
         });
         node.read_book();
         Ok(node)
@@ -163,7 +177,13 @@ impl Node {
     /// Milliseconds since the start of this process, plus one: 0 is before everything.
     #[must_use]
     pub fn now(&self) -> Millis {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+        self.outside.clock.now()
+    }
+
+    /// How others are reached.
+    #[must_use]
+    pub const fn outside(&self) -> &Outside {
+        &self.outside
     }
 
     /// Decides something: `decide` gets the books for as short a time as it takes.
@@ -247,8 +267,7 @@ impl Node {
         let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
         // It may have asked for something already before this is noticed; not before its socket was there.
         let socket = std::fs::metadata(self.paths.kubelet_socket()).and_then(|meta| meta.modified());
-        let age = socket.ok().and_then(|made| made.elapsed().ok()).unwrap_or_default();
-        let age = Millis::try_from(age.as_millis()).unwrap_or(Millis::MAX);
+        let age = socket.map_or(0, |made| self.outside.clock.age(made));
         self.with(|books, now| books.observe_kubelet_start(whole, now.saturating_sub(age)));
         self.read_book();
     }
@@ -283,16 +302,20 @@ impl Node {
     /// Brings `nvidia_checkpoint` up to date, atomically. Returns once it is on disk.
     ///
     /// # Errors
-    /// [`StateError::Io`]; the file is as it was.
+    /// [`StateError::Io`]; the file is as it was, or as it should be.
     pub fn write_deviations(&self) -> Result<(), StateError> {
         let mut written = self.writer.lock();
         let wanted = self.with(|books, _| books.deviations());
-        if *written == wanted {
+        if written.as_ref() == Some(&wanted) {
             return Ok(());
         }
         let path = self.paths.deviations();
-        write_atomically(&path, &wanted).map_err(|source| StateError::Io { path, source })?;
-        *written = wanted;
+        // Until this has succeeded it is not known which of the two is there.
+        *written = None;
+        let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from);
+        let outcome = text.and_then(|text| self.outside.disk.replace(&path, &text));
+        outcome.map_err(|source| StateError::Io { path, source })?;
+        *written = Some(wanted);
         Ok(())
     }
 
@@ -304,7 +327,7 @@ impl Node {
         &self,
     ) -> Result<Vec<podresources::ContainerDevices>, podresources::PodResourcesError> {
         let asked = self.now();
-        let rows = podresources::list(&self.paths.pod_resources()).await?;
+        let rows = self.outside.pod_resources.list().await?;
         self.with(|books, now| books.observe_list(&rows, asked, now));
         Ok(rows)
     }
@@ -325,20 +348,4 @@ fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(DeviationFile::default()),
         Err(source) => Err(StateError::Io { path, source }),
     }
-}
-
-/// Writes beside, flushes to disk, renames over: a reader sees the old file or the new one, also after a crash.
-///
-/// # Errors
-/// What the system said; the file is as it was.
-pub fn write_atomically<T: serde::Serialize>(path: &std::path::Path, content: &T) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or_else(|| std::path::Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let beside = path.with_extension(format!("tmp-{}", std::process::id()));
-    let mut file = std::fs::File::create(&beside)?;
-    file.write_all(&serde_json::to_vec(content)?)?;
-    file.sync_all()?;
-    drop(file);
-    std::fs::rename(&beside, path)?;
-    std::fs::File::open(folder)?.sync_all()
 }

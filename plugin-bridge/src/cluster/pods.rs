@@ -86,18 +86,24 @@ impl PodLookup for ApiLookup {
     async fn look(&self, node: &Node) {
         let pending = ListParams::default().fields(&format!("{},status.phase=Pending", self.selector));
         match self.api.list(&pending).await {
-            // Only what is not known yet: the watch may be ahead of this answer.
-            Ok(list) => node.with(|books, now| {
-                for pod in list.items.into_iter().filter_map(|guard| guard.0.ok()) {
-                    let seen = view(&pod, &self.dialect);
-                    if books.pod(&seen.uid).is_none() {
-                        books.observe_pod(seen, now);
-                    }
-                }
-            }),
+            Ok(list) => {
+                let pods = list.items.into_iter().filter_map(|guard| guard.0.ok());
+                take_pending(node, pods.map(|pod| view(&pod, &self.dialect)));
+            }
             Err(error) => tracing::warn!(%error, "pods could not be looked up"),
         }
     }
+}
+
+/// Takes pods of a list out of turn: only those not known yet, since the watch may be ahead of it.
+pub(crate) fn take_pending(node: &Node, pods: impl IntoIterator<Item = PodView>) {
+    node.with(|books, now| {
+        for pod in pods {
+            if books.pod(&pod.uid).is_none() {
+                books.observe_pod(pod, now);
+            }
+        }
+    });
 }
 
 /// Reads the pods file out of turn.

@@ -13,7 +13,6 @@ use tonic::transport::Channel;
 
 use super::health::HealthMemory;
 use crate::decide::{DeviceKey, Millis, UpstreamDevice};
-use crate::kubelet::endpoint::dial;
 use crate::node::Node;
 use crate::proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use crate::proto::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, RegisterRequest};
@@ -147,7 +146,7 @@ impl Upstreams {
         let socket = self.folder.join(&request.endpoint);
         let unreachable =
             |e: tonic::transport::Error| Status::unavailable(format!("{}: {e}", socket.display()));
-        let channel = tokio::time::timeout(DIAL, dial(&socket))
+        let channel = tokio::time::timeout(DIAL, self.node.outside().sockets.dial(&socket))
             .await
             .map_err(|_| Status::deadline_exceeded(format!("{} did not accept in time", socket.display())))?
             .map_err(unreachable)?;

@@ -9,7 +9,7 @@ use gpu_migrate_model::card::Card;
 use serde_json::json;
 
 use crate::isolation::safe;
-use crate::node::write_atomically;
+use crate::outside::replace;
 
 /// Kind of the devices in our files.
 pub const KIND: &str = "gpu-migrate.io/gpu";
@@ -44,7 +44,8 @@ impl CdiSpecs {
             "kind": KIND,
             "devices": [{"name": key, "containerEdits": {"deviceNodes": nodes}}],
         });
-        write_atomically(&self.folder.join(format!("{PREFIX}{key}.json")), &spec)?;
+        let path = self.folder.join(format!("{PREFIX}{key}.json"));
+        replace(&path, spec.to_string().as_bytes(), |_| Ok(()))?;
         Ok(format!("{KIND}={key}"))
     }
 

@@ -83,9 +83,9 @@ impl SharedPlugin {
             tracing::warn!(resource = ?self.resource, %refusal, "Allocate refused");
             refused(&refusal)
         })?;
-        if granted.deviates
-            && let Err(error) = self.node.write_deviations()
-        {
+        // Also where this one does not deviate: a row of one that ended would be read back as this one's. Most often nothing
+        // has changed.
+        if let Err(error) = self.node.write_deviations() {
             if !granted.again {
                 self.node.with(|books, _| books.take_back(granted.grant));
             }

@@ -27,7 +27,7 @@ fn a_pod_deleted_with_force_keeps_its_cards_while_it_ends() {
         Step::DeleteWithForce(0),
         admit(13_689_454_767_575_737_854),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_half_left_behind_does_not_part_the_next_container() {
         Step::SpoilBook,
         admit(true, 12_834_574_303_476_345),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -61,20 +61,17 @@ fn a_device_promised_twice_stays_with_the_other_promise() {
         reserved: None,
     };
     let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
-    live(
-        &[
-            bind(&[legacy(init, 1), legacy(app, 2)]),
-            admit(false, Fault::None, 0, 6171894363430280776),
-            Step::End(0),
-            Step::Hear(3),
-            bind(&[legacy(app, 1)]),
-            Step::KubeletHears(0),
-            admit(false, Fault::None, 0, 2422399636045316660),
-            Step::RestartAgent,
-            Step::RestartKubelet { noticed_late: false },
-        ],
-        false,
-    )
+    live(&[
+        bind(&[legacy(init, 1), legacy(app, 2)]),
+        admit(false, Fault::None, 0, 6171894363430280776),
+        Step::End(0),
+        Step::Hear(3),
+        bind(&[legacy(app, 1)]),
+        Step::KubeletHears(0),
+        admit(false, Fault::None, 0, 2422399636045316660),
+        Step::RestartAgent,
+        Step::RestartKubelet { noticed_late: false },
+    ])
     .unwrap();
 }
 
@@ -88,24 +85,21 @@ fn a_promise_of_an_earlier_life_that_is_asked_for_again_is_a_half() {
     };
     let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
     let two = [(init, share(10, 1)), (app, share(10, 1))];
-    live(
-        &[
-            Step::Cordon(3),
-            bind(&[legacy(init, 2), legacy(app, 1)]),
-            bind(&[(app, share(50, 2))]),
-            bind(&[legacy(app, 1)]),
-            bind(&[(app, share(25, 1))]),
-            admit(false, Fault::None, 0, 0),
-            bind(&two),
-            admit(false, Fault::None, 0, 1894715078474358924),
-            admit(false, Fault::None, 0, 0),
-            admit(false, Fault::None, 0, 0),
-            admit(false, Fault::AgentDiesAfterWriting, 1, 37898053067104565),
-            bind(&two),
-            admit(true, Fault::None, 0, 2361517521015385),
-        ],
-        false,
-    )
+    live(&[
+        Step::Cordon(3),
+        bind(&[legacy(init, 2), legacy(app, 1)]),
+        bind(&[(app, share(50, 2))]),
+        bind(&[legacy(app, 1)]),
+        bind(&[(app, share(25, 1))]),
+        admit(false, Fault::None, 0, 0),
+        bind(&two),
+        admit(false, Fault::None, 0, 1894715078474358924),
+        admit(false, Fault::None, 0, 0),
+        admit(false, Fault::None, 0, 0),
+        admit(false, Fault::AgentDiesAfterWriting, 1, 37898053067104565),
+        bind(&two),
+        admit(true, Fault::None, 0, 2361517521015385),
+    ])
     .unwrap();
 }
 
@@ -124,7 +118,7 @@ fn a_deviation_of_an_ended_pod_is_not_the_next_ones() {
         admit(58_092_910_745_780_588),
         Step::RestartAgent,
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -141,7 +135,7 @@ fn a_kubelet_without_its_book_hands_nothing_on() {
         bind(&[legacy(ContainerKind::App, 1)]),
         admit(),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -160,7 +154,7 @@ fn a_promise_that_a_spoilt_book_may_have_named_outlives_the_kubelet() {
         Step::RestartKubelet { noticed_late: false },
         admit(0),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 fn bind(demand: Demand) -> Step {
@@ -190,7 +184,7 @@ fn a_half_on_two_cards_does_not_widen_the_next_container() {
         bind(share(50, 2)),
         nobody_knows(true),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -213,7 +207,7 @@ fn a_container_stays_whole_when_the_agent_dies_between_its_halves() {
                     admit(Fault::AgentDiesAfterAnswering, at),
                     Step::Start,
                 ];
-                live(&steps, false).unwrap();
+                live(&steps).unwrap();
             }
         }
     }
@@ -237,7 +231,7 @@ fn a_container_stays_whole_when_only_half_of_it_was_written() {
                 admit(core_first, Fault::None, 0),
                 Step::Start,
             ];
-            live(&steps, false).unwrap();
+            live(&steps).unwrap();
         }
     }
 }
@@ -254,7 +248,7 @@ fn what_a_kubelet_promised_before_it_was_noticed_is_not_forgotten() {
         Step::Notice,
         Step::Start,
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -274,7 +268,7 @@ fn lists_alone_open_the_books_only_after_what_they_do_not_show_has_ended() {
         Step::RestartKubelet { noticed_late: false },
         admit(9_222_854_554_668_917_132),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -295,7 +289,7 @@ fn a_deviation_keeps_its_name_over_two_lives() {
         admit(0),
         Step::RestartAgent,
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -319,7 +313,7 @@ fn a_row_is_about_the_latest_promise_of_its_devices() {
         admit(false, Fault::None, 0, 3_319_919_538_634_873_765),
         Step::RestartKubelet { noticed_late: false },
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -341,7 +335,7 @@ fn a_life_that_began_without_the_book_waits_for_what_the_next_one_omits() {
         Step::RestartKubelet { noticed_late: false },
         admit(2_099_341_409_385_481_216),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -364,7 +358,7 @@ fn what_an_earlier_life_gave_to_a_known_pod_is_no_answer_for_the_next() {
         admit(0),
         Step::RestartKubelet { noticed_late: false },
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -381,7 +375,7 @@ fn a_deviation_that_nobody_took_up_is_not_its_successors() {
         admit(7_490_712_762_430_927_221),
         Step::RestartAgent,
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }
 
 #[test]
@@ -399,5 +393,5 @@ fn an_init_container_with_the_devices_of_its_successor_is_looked_at_too() {
         admit(Fault::None, 975_522_748_639_360_389),
         admit(Fault::None, 16_359_875_411_776_659_469),
     ];
-    live(&steps, false).unwrap();
+    live(&steps).unwrap();
 }

@@ -1,9 +1,13 @@
 //! Random lives of a node.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use gpu_migrate_model::ask::{ContainerKind, Demand};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+use super::agent::{Agent, Pure, Services, Trouble};
 use super::world::{CARDS, Fault, World, share};
 
 /// One thing that happens.
@@ -29,6 +33,7 @@ pub(super) enum Step {
     RestartKubelet { noticed_late: bool },
     Notice,
     Start,
+    StartAndDie(u8),
 }
 
 fn shares() -> impl Strategy<Value = Vec<(ContainerKind, Demand)>> {
@@ -64,6 +69,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Fault::AgentDies),
         1 => Just(Fault::AgentDiesAfterWriting),
         1 => Just(Fault::AgentDiesAfterAnswering),
+        1 => (0..7_u8).prop_map(Fault::AgentDiesAtWrite),
+        1 => (0..7_u8).prop_map(Fault::DiskFails),
+        1 => prop_oneof![Just(Fault::AnswerLost), Just(Fault::NvidiaRefuses), Just(Fault::NvidiaHangs)],
     ];
     prop_oneof![
         5 => (shares(), prop::option::of(0..CARDS)).prop_map(|(containers, reserved)| Step::Bind { containers, reserved }),
@@ -88,11 +96,18 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(|noticed_late| Step::RestartKubelet { noticed_late }),
         2 => Just(Step::Notice),
         3 => Just(Step::Start),
+        1 => (0..7_u8).prop_map(Step::StartAndDie),
     ]
 }
 
-pub(super) fn live(steps: &[Step], broken: bool) -> Result<(), String> {
-    let mut world = World::new(broken);
+/// One life, by the books alone and by the services.
+pub(super) fn live(steps: &[Step]) -> Result<(), String> {
+    live_by::<Pure>(steps, false).map_err(|what| format!("the books alone: {what}"))?;
+    live_by::<Services>(steps, false).map_err(|what| format!("the services: {what}"))
+}
+
+fn live_by<A: Agent>(steps: &[Step], broken: bool) -> Result<(), String> {
+    let mut world = World::<A>::new(broken);
     for (number, step) in steps.iter().enumerate() {
         match step.clone() {
             Step::Bind { containers, reserved } => world.bind(&containers, reserved),
@@ -114,7 +129,8 @@ pub(super) fn live(steps: &[Step], broken: bool) -> Result<(), String> {
             Step::RestartAgent => world.restart_agent(),
             Step::RestartKubelet { noticed_late } => world.restart_kubelet(noticed_late),
             Step::Notice => world.notice(),
-            Step::Start => world.start(),
+            Step::Start => world.start(Trouble::None),
+            Step::StartAndDie(at) => world.start_and_die(at),
         }
         world.check().map_err(|what| format!("after step {number} ({step:?}): {what}"))?;
     }
@@ -125,25 +141,57 @@ fn sequences() -> u32 {
     std::env::var("GPU_MIGRATE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
 }
 
+/// So many parts, each with lives of its own, whatever the number of processors: they are the same on every machine.
+const PARTS: u8 = 8;
+
 /// The same lives in every run, so that a failure is the change's; `GPU_MIGRATE_RANDOM=1` lives others.
-fn runner(cases: u32) -> TestRunner {
+fn runner(part: u8, cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     if std::env::var_os("GPU_MIGRATE_RANDOM").is_some() {
         return TestRunner::new(config);
     }
-    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[part; 32]))
+}
+
+/// Lives so many random lives, on all processors. What the first failure of a part was.
+fn lives_by<A: Agent>(count: u32, broken: bool) -> Result<(), String> {
+    let next = AtomicU8::new(0);
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let part = next.fetch_add(1, Ordering::Relaxed);
+            if part >= PARTS {
+                return;
+            }
+            let outcome = runner(part, count.div_ceil(PARTS.into()))
+                .run(&prop::collection::vec(step(), 1..60), |steps| {
+                    live_by::<A>(&steps, broken).map_err(TestCaseError::fail)
+                });
+            if let Err(failure) = outcome {
+                failures.lock().push(failure.to_string());
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    failures.into_inner().into_iter().next().map_or(Ok(()), Err)
 }
 
 #[test]
-fn the_invariants_hold_in_every_life() {
-    runner(sequences())
-        .run(&prop::collection::vec(step(), 1..60), |steps| live(&steps, false).map_err(TestCaseError::fail))
-        .unwrap();
+fn the_invariants_hold_in_every_life_of_the_books() {
+    lives_by::<Pure>(sequences(), false).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn the_invariants_hold_in_every_life_of_the_services() {
+    lives_by::<Services>(sequences(), false).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]
 fn a_ledger_that_does_not_look_is_found_out() {
-    let outcome = runner(sequences().max(2_000))
-        .run(&prop::collection::vec(step(), 1..60), |steps| live(&steps, true).map_err(TestCaseError::fail));
-    assert!(outcome.is_err(), "a broken ledger went unnoticed: these tests test nothing");
+    // By the invariants, and not by something else that went wrong.
+    let found = |outcome: Result<(), String>| outcome.is_err_and(|failure| failure.contains("I1: card"));
+    let unnoticed = "a broken ledger went unnoticed: these tests test nothing";
+    assert!(found(lives_by::<Pure>(2_000, true)), "{unnoticed}");
+    assert!(found(lives_by::<Services>(2_000, true)), "{unnoticed}");
 }

@@ -1,0 +1,109 @@
+//! What answers for the agent in the [world](super::world): the books alone, or the services around them.
+
+mod nvidia;
+mod pure;
+mod services;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpu_migrate_model::card::{Card, Health};
+use gpu_migrate_model::topology::{LinkLevel, Topology};
+use gpu_migrate_model::units::CardIndex;
+
+pub(super) use self::pure::Pure;
+pub(super) use self::services::Services;
+use super::world::{Around, BLOCKS, CARDS};
+use crate::decide::{Books, Millis, Settings};
+
+/// A failure inside the agent or below it, while it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    None,
+    /// It dies at this step of writing, or with its answer where it writes less. It is started anew after the call.
+    Dies(u8),
+    /// The disk fails at this step of writing.
+    DiskFails(u8),
+    NvidiaRefuses,
+    NvidiaHangs,
+}
+
+/// The agent of one node, over all its lives.
+pub(super) trait Agent: Sized {
+    /// The first life, with an empty disk. `broken`: with a ledger that does not look.
+    fn start(around: Around, broken: bool) -> Self;
+    /// Killed, and started anew from the disk.
+    fn restart(&mut self);
+    /// The world's clock, which passes while the agent waits.
+    fn now(&self) -> Millis;
+    /// A millisecond passes.
+    fn tick(&mut self);
+    /// Time passes, and the agent's own timers run.
+    fn pass(&mut self, milliseconds: Millis);
+
+    /// What its watches hear, or what it knows.
+    fn tell<R>(&self, what: impl FnOnce(&mut Books, Millis) -> R) -> R;
+    /// It looks at the kubelet's book.
+    fn read_book(&mut self);
+    /// It has read the kubelet's book as it is on disk.
+    fn is_up_to_date(&self) -> bool;
+    /// It sees that the kubelet started anew at this moment.
+    fn notice_kubelet(&mut self, at: Millis);
+    /// It asks pod-resources.
+    fn ask(&mut self);
+
+    /// A card is well or not, to NVIDIA's plugin and to the inventory.
+    fn set_well(&mut self, card: usize, well: bool);
+    /// NVIDIA's plugin is there, and sends its list.
+    fn nvidia_returns(&mut self);
+    /// NVIDIA's plugin ends.
+    fn nvidia_goes(&mut self);
+
+    /// What the kubelet has on its stream of this resource; `None` where nothing came.
+    fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>>;
+    /// The kubelet's streams end.
+    fn hang_up(&mut self);
+    /// Answers GetPreferredAllocation.
+    fn prefer(
+        &mut self,
+        resource: &'static str,
+        offered: Vec<String>,
+        must: Vec<String>,
+        size: usize,
+    ) -> Vec<String>;
+    /// Answers Allocate: which cards the container sees.
+    fn allocate(
+        &mut self,
+        resource: &'static str,
+        ids: Vec<String>,
+        trouble: Trouble,
+    ) -> Option<BTreeSet<usize>>;
+    /// Answers PreStartContainer.
+    fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
+}
+
+fn fresh(broken: bool, well: &[bool]) -> Books {
+    let card = |n: usize| Card {
+        uuid: uuid(n),
+        minor: n as u32,
+        memory_mib: u64::from(BLOCKS) * 256,
+        ..Card::default()
+    };
+    let mut books = Books::new(Settings::default(), (0..CARDS).map(card).collect(), &topology());
+    for (card, _) in well.iter().enumerate().filter(|(_, well)| !**well) {
+        books.set_health(CardIndex::from(card), Health::Unhealthy);
+    }
+    if broken { books.with_broken_ledger() } else { books }
+}
+
+fn topology() -> Topology {
+    Topology::uniform(CARDS, LinkLevel::Pix)
+}
+
+fn uuid(card: usize) -> String {
+    format!("GPU-{card}")
+}
+
+/// The cards that an answer names.
+fn cards_of<'a>(uuids: impl IntoIterator<Item = &'a str>) -> Option<BTreeSet<usize>> {
+    uuids.into_iter().map(|id| (0..CARDS).find(|n| uuid(*n) == id)).collect()
+}

@@ -1,0 +1,435 @@
+//! The real services around the real books, with real files: only sockets are pipes, and time passes when nothing else can.
+//!
+//! Each life has a runtime of its own. To kill the agent is to drop that, wherever its tasks are; what it wrote by then is what
+//! the next life finds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures::{Stream, StreamExt};
+use gpu_migrate_model::device_id::SharedResource;
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Status};
+
+use super::nvidia::{Inventory, Nvidia, Socket};
+use super::{Agent, Trouble, cards_of, fresh, topology};
+use crate::cluster::pods::take_pending;
+use crate::decide::tests::world::{Api, Around, CARDS, CORE, GPU, Kubelet, MEMORY};
+use crate::decide::{Books, Millis, PodPhase};
+use crate::isolation::NoIsolation;
+use crate::kubelet::podresources::{ContainerDevices, PodResourcesError};
+use crate::metrics::Metrics;
+use crate::node::{Node, Paths, PodLookup};
+use crate::nvidia::Upstreams;
+use crate::outside::{Clock, Disk, Outside, PodResources, replace};
+use crate::plugins::answer::AnswerStyle;
+use crate::plugins::legacy::LegacyPlugin;
+use crate::plugins::shared::{Giving, SharedPlugin};
+use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
+use crate::proto::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
+    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
+};
+
+type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+pub(in super::super) struct Services {
+    around: Around,
+    broken: bool,
+    folder: tempfile::TempDir,
+    disk: FailingDisk,
+    socket: Socket,
+    well: Arc<Mutex<Vec<bool>>>,
+    life: Option<Life>,
+    /// The version of the kubelet's book that it read.
+    read: Option<u64>,
+}
+
+/// From a start to a death. The runtime last: it is dropped last.
+struct Life {
+    node: Arc<Node>,
+    upstreams: Arc<Upstreams>,
+    cores: SharedPlugin,
+    memory: SharedPlugin,
+    legacy: LegacyPlugin,
+    lists: BTreeMap<&'static str, ListStream>,
+    clock: LifeClock,
+    runtime: Runtime,
+}
+
+impl Services {
+    /// A new life from the disk, at this moment of the world.
+    fn begin(&mut self, at: Millis) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let inside = runtime.enter();
+        let clock = LifeClock { at, born: Instant::now() };
+        let outside = Outside {
+            clock: Box::new(clock),
+            disk: Box::new(self.disk.clone()),
+            pod_resources: Box::new(KubeletApi(self.around.kubelet.clone())),
+            sockets: Box::new(self.socket.clone()),
+        };
+        let kubelet = self.folder.path().to_path_buf();
+        let paths = Paths { state: kubelet.join("device-plugins/gpu-migrate"), kubelet };
+        let books = fresh(self.broken, &self.well.lock());
+        let node = Node::start_in(outside, paths, books, topology(), Metrics::default()).unwrap();
+        node.lookup.set(Box::new(ApiServer(self.around.api.clone()))).unwrap();
+        let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.well.clone(), clock)));
+        let giving =
+            Arc::new(Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None });
+        let shared =
+            |resource| SharedPlugin::new(node.clone(), resource, giving.clone(), CancellationToken::new());
+        let (cores, memory) = (shared(SharedResource::Cores), shared(SharedResource::Memory));
+        let legacy = LegacyPlugin::new(node.clone(), upstreams.clone(), GPU.into(), CancellationToken::new());
+        let lists = BTreeMap::new();
+        drop(inside);
+        self.life = Some(Life { node, upstreams, cores, memory, legacy, lists, clock, runtime });
+        self.has_read();
+        self.nvidia_returns();
+    }
+
+    fn life(&self) -> &Life {
+        self.life.as_ref().unwrap()
+    }
+
+    /// It has looked at the book as it is on disk.
+    fn has_read(&mut self) {
+        let kubelet = self.around.kubelet.lock();
+        if !kubelet.is_spoilt() {
+            self.read = Some(kubelet.version());
+        }
+    }
+
+    fn is_registered(&self) -> bool {
+        self.life().upstreams.standing().get(GPU) == Some(&true)
+    }
+}
+
+impl Life {
+    fn wait<T>(&self, what: impl Future<Output = T>) -> T {
+        self.runtime.block_on(what)
+    }
+
+    fn pass(&self, milliseconds: Millis) {
+        self.wait(async { tokio::time::sleep(Duration::from_millis(milliseconds)).await });
+    }
+
+    /// Until nothing happens any more but by time passing.
+    fn settle(&self) {
+        self.pass(1);
+    }
+
+    fn shared(&self, resource: &str) -> Option<&SharedPlugin> {
+        match resource {
+            CORE => Some(&self.cores),
+            MEMORY => Some(&self.memory),
+            _ => None,
+        }
+    }
+}
+
+impl Agent for Services {
+    fn start(around: Around, broken: bool) -> Self {
+        let memory = Path::new("/dev/shm");
+        let folder =
+            if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let plugins = folder.path().join("device-plugins");
+        std::fs::create_dir(&plugins).unwrap();
+        around.kubelet.lock().put_into(&plugins);
+        let mut agent = Self {
+            around,
+            broken,
+            folder,
+            disk: FailingDisk::default(),
+            socket: Socket::default(),
+            well: Arc::new(Mutex::new(vec![true; CARDS])),
+            life: None,
+            read: None,
+        };
+        agent.begin(1);
+        agent
+    }
+
+    fn restart(&mut self) {
+        let at = self.now();
+        self.life = None;
+        self.read = None;
+        self.begin(at);
+    }
+
+    fn now(&self) -> Millis {
+        let _inside = self.life().runtime.enter();
+        self.life().clock.of_world()
+    }
+
+    fn tick(&mut self) {
+        self.life().settle();
+    }
+
+    fn pass(&mut self, milliseconds: Millis) {
+        self.life().pass(milliseconds);
+        self.tell(Books::reconcile);
+    }
+
+    fn tell<R>(&self, what: impl FnOnce(&mut Books, Millis) -> R) -> R {
+        let _inside = self.life().runtime.enter();
+        self.life().node.with(what)
+    }
+
+    fn read_book(&mut self) {
+        {
+            let _inside = self.life().runtime.enter();
+            self.life().node.read_book();
+        }
+        self.has_read();
+    }
+
+    fn is_up_to_date(&self) -> bool {
+        self.read == Some(self.around.kubelet.lock().version())
+    }
+
+    fn notice_kubelet(&mut self, _: Millis) {
+        {
+            let _inside = self.life().runtime.enter();
+            self.life().node.kubelet_started();
+        }
+        self.has_read();
+    }
+
+    fn ask(&mut self) {
+        let life = self.life();
+        life.settle();
+        // As the comparison of sources does, whenever it has a list.
+        life.wait(async {
+            life.node.ask_pod_resources().await.unwrap();
+            life.node.write_deviations().unwrap();
+        });
+        life.settle();
+    }
+
+    fn set_well(&mut self, card: usize, well: bool) {
+        self.well.lock()[card] = well;
+    }
+
+    fn nvidia_returns(&mut self) {
+        let well = self.well.lock().clone();
+        let served = self.socket.0.lock().clone();
+        match served {
+            Some(nvidia) if self.is_registered() => {
+                nvidia.lists.send_replace(well);
+            }
+            _ => {
+                *self.socket.0.lock() = Some(Nvidia::new(well));
+                let _inside = self.life().runtime.enter();
+                let registration = RegisterRequest {
+                    version: "v1beta1".into(),
+                    endpoint: "nvidia-gpu.sock".into(),
+                    resource_name: GPU.into(),
+                    options: None,
+                };
+                self.life().upstreams.register(registration).unwrap();
+            }
+        }
+        self.life().settle();
+    }
+
+    fn nvidia_goes(&mut self) {
+        *self.socket.0.lock() = None;
+        self.life().settle();
+    }
+
+    fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>> {
+        let life = self.life.as_mut().unwrap();
+        life.settle();
+        let last = life.runtime.block_on(async {
+            if !life.lists.contains_key(resource) {
+                let empty = || Request::new(Empty {});
+                let stream: ListStream = match resource {
+                    CORE => life.cores.list_and_watch(empty()).await.unwrap().into_inner(),
+                    MEMORY => life.memory.list_and_watch(empty()).await.unwrap().into_inner(),
+                    _ => life.legacy.list_and_watch(empty()).await.unwrap().into_inner(),
+                };
+                life.lists.insert(resource, stream);
+                tokio::task::yield_now().await;
+            }
+            let stream = life.lists.get_mut(resource).unwrap();
+            let mut last = None;
+            while let std::task::Poll::Ready(Some(list)) = futures::poll!(stream.next()) {
+                last = Some(list.unwrap());
+                tokio::task::yield_now().await;
+            }
+            last
+        });
+        last.map(|list| list.devices.into_iter().map(|d| (d.id, d.health == HEALTHY)).collect())
+    }
+
+    fn hang_up(&mut self) {
+        self.life.as_mut().unwrap().lists.clear();
+        self.life().settle();
+    }
+
+    fn prefer(
+        &mut self,
+        resource: &'static str,
+        offered: Vec<String>,
+        must: Vec<String>,
+        size: usize,
+    ) -> Vec<String> {
+        let ask = ContainerPreferredAllocationRequest {
+            available_device_ids: offered,
+            must_include_device_ids: must,
+            allocation_size: i32::try_from(size).unwrap(),
+        };
+        let request = Request::new(PreferredAllocationRequest { container_requests: vec![ask] });
+        let life = self.life();
+        let answer = life.wait(async {
+            match life.shared(resource) {
+                Some(plugin) => plugin.get_preferred_allocation(request).await,
+                None => life.legacy.get_preferred_allocation(request).await,
+            }
+        });
+        self.has_read();
+        answer.unwrap().into_inner().container_responses.remove(0).device_ids
+    }
+
+    fn allocate(
+        &mut self,
+        resource: &'static str,
+        ids: Vec<String>,
+        trouble: Trouble,
+    ) -> Option<BTreeSet<usize>> {
+        let ask = ContainerAllocateRequest { devices_ids: ids };
+        let request = Request::new(AllocateRequest { container_requests: vec![ask] });
+        self.disk.expect(trouble);
+        let nvidia = self.socket.0.lock().clone();
+        if let Some(nvidia) = &nvidia {
+            *nvidia.trouble.lock() = trouble;
+        }
+        let life = self.life();
+        let answer = life.wait(async {
+            match life.shared(resource) {
+                Some(plugin) => plugin.allocate(request).await,
+                None => life.legacy.allocate(request).await,
+            }
+        });
+        self.disk.expect(Trouble::None);
+        if let Some(nvidia) = &nvidia {
+            *nvidia.trouble.lock() = Trouble::None;
+        }
+        self.has_read();
+        let answer = answer.ok()?.into_inner().container_responses.remove(0);
+        match answer.envs.get("NVIDIA_VISIBLE_DEVICES") {
+            Some(cards) => cards_of(cards.split(',')),
+            None => Some(BTreeSet::new()),
+        }
+    }
+
+    fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool {
+        let request = Request::new(PreStartContainerRequest { devices_ids: ids });
+        let Some(plugin) = self.life().shared(resource) else { return true };
+        self.disk.expect(trouble);
+        let answer = self.life().wait(plugin.pre_start_container(request));
+        self.disk.expect(Trouble::None);
+        self.has_read();
+        answer.is_ok()
+    }
+}
+
+/// The clock of one life, and of the world around it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LifeClock {
+    /// The world's time when it began.
+    at: Millis,
+    born: Instant,
+}
+
+impl LifeClock {
+    fn of_world(&self) -> Millis {
+        self.at + self.now() - 1
+    }
+}
+
+impl Clock for LifeClock {
+    fn now(&self) -> Millis {
+        Millis::try_from(self.born.elapsed().as_millis()).unwrap() + 1
+    }
+
+    fn age(&self, stamp: SystemTime) -> Millis {
+        let stamp = stamp.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        self.of_world().saturating_sub(Millis::try_from(stamp.as_millis()).unwrap())
+    }
+}
+
+/// A disk that fails at one step, once or from then on.
+#[derive(Clone, Debug, Default)]
+struct FailingDisk(Arc<Mutex<Fails>>);
+
+#[derive(Debug, Default)]
+struct Fails {
+    /// Steps until it does.
+    after: Option<u8>,
+    for_ever: bool,
+}
+
+impl FailingDisk {
+    fn expect(&self, trouble: Trouble) {
+        *self.0.lock() = match trouble {
+            Trouble::Dies(step) => Fails { after: Some(step), for_ever: true },
+            Trouble::DiskFails(step) => Fails { after: Some(step), for_ever: false },
+            _ => Fails::default(),
+        };
+    }
+}
+
+impl Disk for FailingDisk {
+    fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
+        replace(path, content, |_| {
+            let mut fails = self.0.lock();
+            let Some(left) = fails.after else { return Ok(()) };
+            if left > 0 {
+                fails.after = Some(left - 1);
+                return Ok(());
+            }
+            fails.after = fails.for_ever.then_some(0);
+            Err(std::io::ErrorKind::StorageFull.into())
+        })
+    }
+}
+
+/// The kubelet's pod-resources API.
+#[derive(Debug)]
+struct KubeletApi(Arc<Mutex<Kubelet>>);
+
+#[tonic::async_trait]
+impl PodResources for KubeletApi {
+    async fn list(&self) -> Result<Vec<ContainerDevices>, PodResourcesError> {
+        Ok(self.0.lock().list())
+    }
+}
+
+/// The API server, as it answers out of turn.
+#[derive(Debug)]
+struct ApiServer(Arc<Mutex<Api>>);
+
+#[tonic::async_trait]
+impl PodLookup for ApiServer {
+    async fn look(&self, node: &Node) {
+        let pending: Option<Vec<_>> = {
+            let api = self.0.lock();
+            let pods = api.pods.values().filter(|pod| pod.phase == PodPhase::Pending);
+            (!api.away).then(|| pods.cloned().collect())
+        };
+        match pending {
+            Some(pods) => take_pending(node, pods),
+            None => std::future::pending().await,
+        }
+    }
+}

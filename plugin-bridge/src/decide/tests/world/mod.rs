@@ -1,0 +1,336 @@
+//! The world around the agent: what is really on the cards, and everyone's possibly outdated idea of it.
+//!
+//! Narrower than reality, on purpose: the agent reads every version of the kubelet's book before the next one replaces it or
+//! something spoils it ([`World::write_book`]), and it is not killed while containers run that the kubelet has forgotten
+//! ([`World::restart_agent`]).
+
+mod admit;
+mod kubelet;
+mod truth;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
+use gpu_migrate_model::card::Health;
+use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+use parking_lot::Mutex;
+
+pub(super) use self::admit::Fault;
+pub(super) use self::kubelet::Kubelet;
+use self::truth::Given;
+use super::agent::Agent;
+use crate::decide::{ContainerView, PodPhase, PodView};
+
+pub(super) const CARDS: usize = 3;
+pub(super) const BLOCKS: u32 = 4;
+pub(super) const GPU: &str = "nvidia.com/gpu";
+pub(super) const CORE: &str = "tencent.com/vcuda-core";
+pub(super) const MEMORY: &str = "tencent.com/vcuda-memory";
+
+#[derive(Clone, Debug)]
+enum News {
+    Pod(Box<PodView>),
+    Gone(String),
+}
+
+/// The API server.
+#[derive(Debug, Default)]
+pub(super) struct Api {
+    pub(super) pods: BTreeMap<String, PodView>,
+    /// It does not answer.
+    pub(super) away: bool,
+}
+
+/// Whom the agent can ask.
+#[derive(Clone, Debug)]
+pub(super) struct Around {
+    pub(super) kubelet: Arc<Mutex<Kubelet>>,
+    pub(super) api: Arc<Mutex<Api>>,
+}
+
+pub(super) struct World<A> {
+    agent: A,
+    next: u32,
+    api: Arc<Mutex<Api>>,
+    /// What of it the agent has not heard yet.
+    news: VecDeque<News>,
+    // The kubelet.
+    kubelet: Arc<Mutex<Kubelet>>,
+    waiting: VecDeque<String>,
+    seen: BTreeMap<&'static str, BTreeMap<String, bool>>,
+    /// Pods that run and that it does not know of any more.
+    forgotten: BTreeSet<String>,
+    /// When it started anew, until the agent notices.
+    unnoticed: Option<u64>,
+    // The truth.
+    /// Admitted, and not started yet.
+    admitted: Vec<Given>,
+    running: Vec<Given>,
+    /// Deleted with force: in the API no more, on the card until then.
+    lingering: BTreeMap<String, u64>,
+}
+
+impl<A: Agent> World<A> {
+    pub(super) fn new(broken: bool) -> Self {
+        let kubelet = Arc::new(Mutex::new(Kubelet::new()));
+        let api = Arc::new(Mutex::new(Api::default()));
+        let around = Around { kubelet: kubelet.clone(), api: api.clone() };
+        let mut world = Self {
+            agent: A::start(around, broken),
+            next: 0,
+            api,
+            news: VecDeque::new(),
+            kubelet,
+            waiting: VecDeque::new(),
+            seen: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
+            unnoticed: None,
+            admitted: Vec::new(),
+            running: Vec::new(),
+            lingering: BTreeMap::new(),
+        };
+        world.agent.tell(|books, now| books.observe_pods(Vec::new(), now));
+        world.agent.read_book();
+        world.kubelet_hears_all();
+        world
+    }
+
+    // ---- what owners of pods do ----
+
+    /// Binds a pod with these containers; a shared one as the extender would, on a card that its view says fits.
+    pub(super) fn bind(&mut self, containers: &[(ContainerKind, Demand)], reserved: Option<usize>) {
+        self.next += 1;
+        let uid = format!("pod-{}", self.next);
+        let mut pod = PodView {
+            uid: uid.clone(),
+            api_uid: uid.clone(),
+            namespace: "n".into(),
+            name: uid.clone(),
+            order: u64::from(self.next),
+            ..PodView::default()
+        };
+        for (position, (kind, demand)) in containers.iter().enumerate() {
+            let ask = ContainerAsk { name: format!("c{position}"), kind: *kind, position, demand: *demand };
+            let reserved = reserved.map(|card| vec![CardIndex::from(card)]).unwrap_or_default();
+            pod.containers.push(ContainerView { ask, reserved });
+        }
+        self.publish(pod);
+        self.waiting.push_back(uid);
+    }
+
+    /// The containers of a running pod end by themselves.
+    pub(super) fn end(&mut self, which: usize) {
+        let Some(uid) = self.pick_running(which) else { return };
+        self.stop(&uid);
+        self.set_phase(&uid, PodPhase::Succeeded);
+    }
+
+    /// A pod is deleted, and ends before it leaves the API.
+    pub(super) fn delete(&mut self, which: usize) {
+        let Some(uid) = self.pick_running(which) else { return };
+        self.stop(&uid);
+        self.set_phase(&uid, PodPhase::Failed);
+        self.api.lock().pods.remove(&uid);
+        self.news.push_back(News::Gone(uid));
+    }
+
+    /// A pod is deleted with force: the kubelet forgets it at once, its containers take some seconds.
+    pub(super) fn delete_with_force(&mut self, which: usize) {
+        let Some(uid) = self.pick_running(which) else { return };
+        self.kubelet.lock().ended.insert(uid.clone());
+        self.admitted.retain(|g| g.pod != uid);
+        self.api.lock().pods.remove(&uid);
+        self.news.push_back(News::Gone(uid.clone()));
+        self.lingering.insert(uid, self.agent.now() + 5_000);
+    }
+
+    fn pick_running(&self, which: usize) -> Option<String> {
+        let given = self.running.iter().chain(&self.admitted).map(|g| &g.pod);
+        let pods: BTreeSet<&String> = given.filter(|uid| !self.lingering.contains_key(*uid)).collect();
+        let turn = which % pods.len().max(1);
+        pods.into_iter().nth(turn).cloned()
+    }
+
+    fn stop(&mut self, uid: &str) {
+        self.running.retain(|g| g.pod != uid);
+        self.admitted.retain(|g| g.pod != uid);
+        self.kubelet.lock().ended.insert(uid.to_owned());
+    }
+
+    fn publish(&mut self, pod: PodView) {
+        self.news.push_back(News::Pod(Box::new(pod.clone())));
+        self.api.lock().pods.insert(pod.uid.clone(), pod);
+    }
+
+    fn set_phase(&mut self, uid: &str, phase: PodPhase) {
+        let pod = self.api.lock().pods.get(uid).cloned();
+        if let Some(mut pod) = pod {
+            pod.phase = phase;
+            self.publish(pod);
+        }
+    }
+
+    // ---- what the agent hears ----
+
+    /// The next few pieces of news from the API server arrive.
+    pub(super) fn hear(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(news) = self.news.pop_front() else { return };
+            self.agent.tell(|books, now| match news {
+                News::Pod(pod) => books.observe_pod(*pod, now),
+                News::Gone(uid) => books.observe_pod_gone(&uid, now),
+            });
+        }
+    }
+
+    /// The watch begins anew.
+    pub(super) fn relist(&mut self) {
+        self.notice();
+        self.news.clear();
+        let pods = self.api.lock().pods.values().cloned().collect();
+        self.agent.tell(|books, now| books.observe_pods(pods, now));
+    }
+
+    /// The agent looks at the kubelet's book.
+    pub(super) fn read_book(&mut self) {
+        self.agent.read_book();
+    }
+
+    /// The kubelet writes its book. The agent has read the version before: a watch tells it of each.
+    fn write_book(&mut self) {
+        self.agent.read_book();
+        self.kubelet.lock().write();
+    }
+
+    /// Something cuts the book on disk short; not within the milliseconds before the agent has read it.
+    pub(super) fn spoil_book(&mut self) {
+        self.agent.read_book();
+        self.kubelet.lock().spoil();
+        self.agent.read_book();
+    }
+
+    /// The agent asks pod-resources.
+    pub(super) fn ask(&mut self) {
+        self.agent.ask();
+    }
+
+    /// Time passes. The API server is not silent for minutes without the watch beginning anew.
+    pub(super) fn pass_time(&mut self, milliseconds: u64) {
+        self.notice();
+        if milliseconds >= 100_000 {
+            self.hear(usize::MAX);
+        }
+        self.agent.pass(milliseconds);
+        self.let_end();
+    }
+
+    /// Whose time is over ends.
+    fn let_end(&mut self) {
+        let now = self.agent.now();
+        let (running, lingering) = (&mut self.running, &mut self.lingering);
+        lingering.retain(|uid, at| {
+            let over = *at <= now;
+            if over {
+                running.retain(|g| g.pod != *uid);
+            }
+            !over
+        });
+    }
+
+    pub(super) fn set_health(&mut self, card: usize, healthy: bool) {
+        let health = if healthy { Health::Healthy } else { Health::Unhealthy };
+        self.agent.tell(|books, _| books.set_health(CardIndex::from(card % CARDS), health));
+        self.agent.set_well(card % CARDS, healthy);
+        self.agent.nvidia_returns();
+    }
+
+    pub(super) fn cordon(&mut self, mask: usize) {
+        let cards = (0..CARDS).filter(|card| mask & (1 << card) != 0).map(CardIndex::from).collect();
+        self.agent.tell(|books, _| books.set_cordoned(&cards));
+    }
+
+    pub(super) fn lose_upstream(&mut self) {
+        self.agent.nvidia_goes();
+    }
+
+    pub(super) fn tell_upstream(&mut self) {
+        self.agent.nvidia_returns();
+    }
+
+    // ---- lives and deaths ----
+
+    /// The agent is killed and starts anew from the disk.
+    ///
+    /// Not while containers run that the kubelet has forgotten (after its book was lost, or for the seconds that a pod deleted
+    /// with force takes to end): no source then tells a new life of them, and the kubelet itself gives their devices away.
+    pub(super) fn restart_agent(&mut self) {
+        self.let_end();
+        if !self.lingering.is_empty() || self.running.iter().any(|g| self.forgotten.contains(&g.pod)) {
+            return;
+        }
+        self.unnoticed = None;
+        self.news.clear();
+        self.agent.restart();
+        // The kubelet loses its streams, and gets the first lists of the new life.
+        self.kubelet_hears_all();
+    }
+
+    /// The kubelet is killed and starts anew from its book. The agent may notice only after it was asked by the new one.
+    ///
+    /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
+    pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
+        let spoilt = self.kubelet.lock().spoilt;
+        if spoilt && !self.agent.tell(|books, _| books.is_open()) {
+            return;
+        }
+        self.agent.tick();
+        if spoilt {
+            self.forgotten = self.running.iter().map(|g| g.pod.clone()).collect();
+            let forgotten: BTreeSet<String> = self.admitted.drain(..).map(|g| g.pod).collect();
+            self.waiting.extend(forgotten);
+        }
+        {
+            let kubelet = &mut *self.kubelet.lock();
+            kubelet.rows = if spoilt { Vec::new() } else { kubelet.written.clone() };
+            kubelet.stamp_socket(self.agent.now());
+        }
+        self.seen.clear();
+        self.agent.hang_up();
+        self.unnoticed = Some(self.agent.now());
+        if !noticed_late {
+            self.notice();
+        }
+        self.agent.tick();
+        self.agent.read_book();
+        self.kubelet_hears_all();
+    }
+
+    /// The agent sees that the kubelet's socket is another one.
+    pub(super) fn notice(&mut self) {
+        if let Some(at) = self.unnoticed.take() {
+            self.agent.notice_kubelet(at);
+        }
+    }
+
+    /// A list reaches the kubelet.
+    pub(super) fn kubelet_hears(&mut self, which: usize) {
+        let resource = [GPU, CORE, MEMORY][which % 3];
+        if which >= 3 {
+            // It writes its book for every list, whatever it is in the middle of.
+            self.write_book();
+        }
+        if let Some(list) = self.agent.list(resource) {
+            self.seen.insert(resource, list);
+        }
+    }
+
+    fn kubelet_hears_all(&mut self) {
+        (0..3).for_each(|which| self.kubelet_hears(which));
+    }
+}
+
+/// A share of one card.
+pub(super) const fn share(cores: u32, blocks: u32) -> Demand {
+    Demand { cores: Cores(cores), blocks: Blocks(blocks), legacy: 0 }
+}
