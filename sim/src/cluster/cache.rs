@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::StreamExt;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use parking_lot::Mutex;
@@ -30,7 +31,8 @@ impl Cache {
         let cache = Arc::new(Self::default());
         let kept = cache.clone();
         tokio::spawn(stop.run_until_cancelled_owned(async move {
-            let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
+            // Without a pause a server that is gone would be asked so fast that no other task gets its turn.
+            let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
             let mut fresh = BTreeMap::new();
             while let Some(event) = events.next().await {
                 match event {

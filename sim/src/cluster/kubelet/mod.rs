@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -209,7 +210,8 @@ impl Kubelet {
 /// Takes pods as the API server tells of them: one after the other, so that one hanging Allocate holds up all, as it does.
 async fn follow(kubelet: Arc<Inner>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={}", kubelet.spec.name));
-    let mut events = watcher::watcher(Api::<Pod>::all(kubelet.client.clone()), config).boxed();
+    let mut events =
+        watcher::watcher(Api::<Pod>::all(kubelet.client.clone()), config).default_backoff().boxed();
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => match serde_json::to_value(&pod) {
