@@ -4,7 +4,9 @@
 //! whose outcome is not known keeps its cards, the same pod gets the same answer again on that node, and no other
 //! node is tried before the API server was asked what became of it (FACTS 4.5).
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
@@ -111,6 +113,37 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+/// Work that is done in the caller's task, and goes on in one of its own if the caller goes away in the middle.
+struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
+    fn new(work: F) -> Self {
+        Self(Some(Box::pin(work)))
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        // Taken out meanwhile: what panics is not gone on with.
+        let Some(mut work) = self.0.take() else { return Poll::Pending };
+        let polled = work.as_mut().poll(context);
+        if polled.is_pending() {
+            self.0 = Some(work);
+        }
+        polled
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
+    fn drop(&mut self) {
+        if let (Some(rest), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(rest);
+        }
+    }
+}
+
 impl Engine {
     /// Binds the pod. The work goes on if the caller goes away.
     pub async fn bind(self: &Arc<Self>, body: &[u8]) -> Reply {
@@ -122,11 +155,8 @@ impl Engine {
             Err(problem) => return reply(Err(BindError::Wire(problem.to_string()))),
         };
         let engine = Arc::clone(self);
-        let work = tokio::spawn(async move { engine.bind_pod(&namespace, &name, &uid, &node).await });
-        match work.await {
-            Ok(result) => reply(result),
-            Err(problem) => reply(Err(BindError::Wire(format!("bind did not finish: {problem}")))),
-        }
+        let work = async move { engine.bind_pod(&namespace, &name, &uid, &node).await };
+        reply(Finished::new(work).await)
     }
 
     /// Binds one pod to one node.

@@ -292,3 +292,23 @@ async fn members_of_several_containers_are_counted_by_real_placement() {
     });
     assert_eq!(passing(&engine, &pods[0], &["a", "b"]), ["a", "b"]);
 }
+
+#[tokio::test]
+async fn a_caller_that_goes_away_does_not_stop_its_bind() {
+    let gang = members("g", 2, (50, 4));
+    let mut items = vec![node("a", 2, 16)];
+    items.extend(gang.iter().cloned());
+    let engine = start(&items, 5_000);
+    let first = binding(&engine, &gang[0], "a");
+    while placed(&engine) < 1 {
+        tokio::task::yield_now().await;
+    }
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert_eq!(bind(&engine, &gang[1], "a").await, "");
+    let bound = || engine.read(|cluster| cluster.pod("uid-g0").and_then(|pod| pod.node.clone()));
+    while bound().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bound().as_deref(), Some("a"));
+}
