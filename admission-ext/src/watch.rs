@@ -125,20 +125,18 @@ const UNFINISHED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
 async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
     let config = watcher::Config::default().fields(UNFINISHED);
-    let mut listed = HashSet::<String>::new();
+    // What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
+    let mut unlisted = HashSet::<Arc<str>>::new();
     follow(Api::<LeanPod>::all(client), config, &|| {}, |event| match event {
-        Event::Init => listed.clear(),
+        Event::Init => {
+            unlisted = engine.read(|cluster| cluster.pods().map(|pod| Arc::clone(&pod.uid)).collect());
+        }
         Event::InitApply(pod) => {
-            listed.insert(pod.view.metadata.uid.to_string());
+            unlisted.remove(&*pod.view.metadata.uid);
             apply_pod(&engine, &pod.view);
         }
         Event::InitDone => {
-            let gone = engine.read(|cluster| {
-                let all = cluster.pods().filter(|pod| !listed.contains(&*pod.uid));
-                all.map(|pod| Arc::clone(&pod.uid)).collect::<Vec<_>>()
-            });
-            gone.iter().for_each(|uid| engine.remove_pod(uid));
-            listed = HashSet::new();
+            unlisted.drain().for_each(|uid| engine.remove_pod(&uid));
             synced.send_modify(|synced| synced.pods = true);
         }
         Event::Apply(pod) => apply_pod(&engine, &pod.view),
