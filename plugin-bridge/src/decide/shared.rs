@@ -129,7 +129,11 @@ impl Books {
         })
     }
 
-    /// What the plan's container gets: what was asked for, else devices of another card.
+    /// What the plan's container gets: devices of the card that the extender chose for it, else what was asked for, else
+    /// devices of another card.
+    ///
+    /// The kubelet asks for others than the extender's where it has not heard yet that those are free. Granting them would be
+    /// safe here, but the extender may have promised that card to a pod that is on its way.
     fn attempt(
         &mut self,
         resource: SharedResource,
@@ -137,27 +141,45 @@ impl Books {
         keys: &BTreeSet<DeviceKey>,
         now: Millis,
     ) -> Result<SharedGrant, String> {
+        let handed_on = keys.iter().any(|key| self.owner.contains_key(key));
+        if plan.bound.is_none() && !handed_on && !self.cards_of(keys).iter().eq(&plan.reserved) {
+            let choices = self.choices(resource, plan, &BTreeSet::new(), None);
+            let reserved = choices.first().filter(|choice| **choice == plan.reserved);
+            if let Some(granted) =
+                reserved.and_then(|cards| self.substitute(resource, plan, keys, cards, now))
+            {
+                return Ok(granted);
+            }
+        }
         let as_asked = self.fits_as_asked(resource, plan, keys);
         let why = match as_asked.and_then(|()| self.make(resource, plan, keys, keys.clone(), now)) {
             Ok(granted) => return Ok(granted),
             Err(why) => why,
         };
+        let choices = self.choices(resource, plan, &BTreeSet::new(), None);
+        choices.iter().find_map(|cards| self.substitute(resource, plan, keys, cards, now)).ok_or(why)
+    }
+
+    /// Devices of these cards in place of those asked for.
+    fn substitute(
+        &mut self,
+        resource: SharedResource,
+        plan: &Plan,
+        keys: &BTreeSet<DeviceKey>,
+        cards: &[CardIndex],
+        now: Millis,
+    ) -> Option<SharedGrant> {
         let asked = Grant::new(Resource::Shared(resource), keys.clone(), BTreeSet::new(), now);
-        for choice in self.choices(resource, plan, &BTreeSet::new(), None) {
-            let free = |n: &u32| {
-                let owner = self.owner.get(&DeviceKey::shared(resource, *n));
-                owner.is_none_or(|owner| self.hands_on(*owner, &asked, now))
-            };
-            let picked = self.spread_over(resource, &choice, keys.len(), free);
-            if picked.len() < keys.len() {
-                continue;
-            }
-            let actual = picked.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
-            if let Ok(granted) = self.make(resource, plan, keys, actual, now) {
-                return Ok(granted);
-            }
+        let free = |n: &u32| {
+            let owner = self.owner.get(&DeviceKey::shared(resource, *n));
+            owner.is_none_or(|owner| self.hands_on(*owner, &asked, now))
+        };
+        let picked = self.spread_over(resource, cards, keys.len(), free);
+        if picked.len() < keys.len() {
+            return None;
         }
-        Err(why)
+        let actual = picked.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
+        self.make(resource, plan, keys, actual, now).ok()
     }
 
     /// The same question gets the same answer, as long as it keeps the container together.
