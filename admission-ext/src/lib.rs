@@ -5,7 +5,6 @@
 //! - [`decide`], [`score`]: pure decisions over one node
 //! - [`engine`]: the verbs; only bind commits
 //! - [`api`], [`kube_api`], [`watch`], [`snapshot`]: the cluster's API, for real, in memory, and where state comes from
-//! - [`leader`]: of several replicas one binds
 //! - [`serve`]: HTTP, callers, health
 //! - [`run`]: flags, and all of it put together
 
@@ -14,7 +13,6 @@ pub mod decide;
 pub mod engine;
 pub mod generate;
 pub mod kube_api;
-pub mod leader;
 pub mod metrics;
 pub mod run;
 pub mod score;

@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Limits, Options, Source, wall_clock};
+use gpu_migrate_leader::{self as leader, Candidate};
+use gpu_migrate_model::names;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -19,7 +21,6 @@ use crate::api::{Api, Memory};
 use crate::engine::{Engine, Leads, Settings, machine_clock, wake};
 use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
-use crate::leader::{self, Candidate};
 use crate::metrics::Metrics;
 use crate::score::Order;
 use crate::serve::{self, auth::Callers};
@@ -260,14 +261,15 @@ async fn cluster(
         engine.set_leading(Leads::Alone);
         return Ok((engine, wakes));
     };
-    let candidate =
-        Candidate::new(client.clone(), &election.namespace, &leader::lease_name(), &election.identity);
+    let lease = format!("{}-extender", names::SCHEDULER);
+    let mut candidate = Candidate::new(client.clone(), &election.namespace, &lease, &election.identity);
     let (leading, stop) = (Arc::clone(&engine), stop.clone());
     tokio::spawn(async move {
         let watching = Arc::clone(&leading);
         // Listed only now: after everything that the old leader can have bound.
         let elected = || drop(tokio::spawn(watch::run(watching, client)));
-        leader::run(candidate, stop.clone(), elected, |until| leading.set_leading(Leads::Until(until))).await;
+        let until = |until| leading.set_leading(Leads::Until(until));
+        leader::run(&mut candidate, stop.clone(), elected, until).await;
         leading.set_leading(Leads::Not);
         stop.cancel();
     });

@@ -2,7 +2,6 @@
 
 use crate::metrics::{ActionLabels, Metrics};
 use crate::project::{Listed, Workload, missing};
-use crate::term::Term;
 use crate::waves::{Action, Decision, Input, step};
 use crate::{patches, query};
 use gpu_migrate_model::crd::GPUMigration;
@@ -18,7 +17,7 @@ use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Field manager of all that the operator writes.
 pub(crate) const MANAGER: &str = "gpu-migrate-operator";
@@ -31,17 +30,15 @@ const AT_REST: Duration = Duration::from_secs(30);
 pub(crate) struct Migrations {
     client: Client,
     recorder: Recorder,
-    /// Our Lease; `None` for one that is alone.
-    term: Option<Term>,
     metrics: Metrics,
     /// When each policy is due again, and the generation it was last looked at with.
     due: BTreeMap<String, (Option<i64>, Timestamp)>,
 }
 
 impl Migrations {
-    pub(crate) fn new(client: Client, term: Option<Term>, metrics: Metrics) -> Self {
+    pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
         let recorder = Recorder::new(client.clone(), MANAGER.into());
-        Self { client, recorder, term, metrics, due: BTreeMap::new() }
+        Self { client, recorder, metrics, due: BTreeMap::new() }
     }
 
     /// Goes round until it is dropped.
@@ -71,18 +68,10 @@ impl Migrations {
         if due.is_empty() {
             return Ok(());
         }
-        // Before the state that is decided from: what is decided is written in this term or not at all.
-        let term = match &self.term {
-            Some(term) => match term.ends().await? {
-                Some(end) => Some(end),
-                None => return Ok(()),
-            },
-            None => None,
-        };
         let listed = self.list().await?;
         for policy in due {
             let name = policy.name_any();
-            let again = match self.reconcile(&policy, &listed, term, now).await {
+            let again = match self.reconcile(&policy, &listed, now).await {
                 Ok(again) => again,
                 Err(error) => {
                     self.metrics.failures.inc();
@@ -100,10 +89,8 @@ impl Migrations {
         &self,
         policy: &GPUMigration,
         listed: &Listed,
-        term: Option<Instant>,
         now: Timestamp,
     ) -> kube::Result<Duration> {
-        let over = || term.is_some_and(|end| Instant::now() >= end);
         let (seen, counts) = listed.of_policy(&policy.name_any(), &policy.spec);
         let status = policy.status.clone().unwrap_or_default();
         let decide = |answer: Option<&Result<f64, String>>| {
@@ -118,17 +105,11 @@ impl Migrations {
         let name = policy.name_any();
         let of = (name.as_str(), policy.metadata.resource_version.as_deref());
         let body = patches::status(of, &decision, counts, &missing, &status.conditions, now);
-        if over() {
-            return Ok(ROUND);
-        }
         // The status first: if we die between the two, the next operator finds the wave and sends what is missing.
         Api::<GPUMigration>::all(self.client.clone())
             .patch_status(&policy.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(&body))
             .await?;
         for action in &decision.actions {
-            if over() {
-                return Ok(ROUND);
-            }
             self.act(action, listed, now).await?;
         }
         self.tell(policy, &decision).await;
@@ -258,7 +239,7 @@ mod tests {
     async fn a_round_writes_the_status_before_it_acts_and_says_so() {
         let (client, written) = server(cluster(json!({})));
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        Migrations::new(client, None, Metrics::default()).round(now).await.unwrap();
+        Migrations::new(client, Metrics::default()).round(now).await.unwrap();
         let written = written.lock().unwrap();
         let calls = written.iter().map(|(call, _)| call.as_str()).collect::<Vec<_>>();
         assert_eq!(
@@ -281,7 +262,7 @@ mod tests {
         let mut lists = cluster(complete);
         lists["deployments"] = json!([]);
         let (client, written) = server(lists);
-        let mut migrations = Migrations::new(client, None, Metrics::default());
+        let mut migrations = Migrations::new(client, Metrics::default());
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         migrations.round(now).await.unwrap();
         migrations.round(now + Duration::from_secs(10)).await.unwrap();

@@ -8,17 +8,22 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
+use gpu_migrate_leader::Candidate;
 use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube_lease_manager::LeaseManagerBuilder;
+use kube::client::ClientBuilder;
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 /// The Lease, in the operator's namespace.
 pub const LEASE: &str = "gpu-migrate-operator";
+/// The longest wait for the API server before the process ends.
+const PARTING: Duration = Duration::from_secs(3);
 
 /// Runs until a signal comes or the Lease is lost after it was held. Then the process ends and starts anew: that is
 /// what makes sure that nothing of a former leader still acts.
@@ -28,14 +33,12 @@ pub const LEASE: &str = "gpu-migrate-operator";
 pub async fn run(args: Args) -> anyhow::Result<()> {
     // Exhaustive, so that a flag that nobody reads does not compile.
     let Args { kubeconfig, namespace, identity, metrics_bind, lease_seconds, log_format: _ } = args;
-    let client = match kubeconfig {
-        None => Client::try_default().await.context("no way to reach a cluster")?,
+    let config = match kubeconfig {
+        None => Config::infer().await.context("no way to reach a cluster")?,
         Some(path) => {
             let file =
                 Kubeconfig::read_from(&path).with_context(|| format!("kubeconfig {}", path.display()))?;
-            Client::try_from(
-                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?,
-            )?
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
         }
     };
     let mut registry = Registry::default();
@@ -44,49 +47,50 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     serve_health(&metrics_bind, registry, Arc::clone(&ready)).await?;
 
     let identity = identity.unwrap_or_else(own_name);
-    let lease = LeaseManagerBuilder::new(client.clone(), LEASE)
-        .with_namespace(namespace.as_str())
-        .with_identity(identity.as_str())
-        .with_duration(lease_seconds)
-        .with_grace((lease_seconds / 3).max(1))
-        .build()
-        .await
-        .with_context(|| format!("Lease {namespace}/{LEASE}"))?;
-    let (leading, keeper) = lease.watch().await;
-    let our_term = Term::new(client.clone(), &namespace, LEASE, identity.clone());
+    let duration = Duration::from_secs(lease_seconds);
+    let mut candidate = Candidate::new(Client::try_from(config.clone())?, &namespace, LEASE, &identity)
+        .with_duration(duration);
+    let our_term = Term::default();
+    let client = ClientBuilder::try_from(config)?.with_layer(&our_term.guard()).build();
     ready.store(true, Ordering::Relaxed);
     tracing::info!(identity, namespace, "waiting for the lease");
 
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (tell, elected) = oneshot::channel();
     let outcome = tokio::select! {
-        outcome = lead(client, namespace, our_term, leading, metrics) => outcome,
+        () = gpu_migrate_leader::run(
+            &mut candidate,
+            CancellationToken::new(),
+            || drop(tell.send(())),
+            |certain| our_term.renew(certain, duration),
+        ) => Err(anyhow::anyhow!("the lease was lost")),
+        outcome = lead(client, namespace, elected, metrics) => outcome,
         _ = term.recv() => Ok(()),
         _ = int.recv() => Ok(()),
     };
-    // `lead` is dropped and its receiver with it: the keeper gives the lease back and ends.
-    if let Ok(Err(error)) = keeper.await {
-        tracing::warn!(%error, "lease not given back; it runs out by itself");
+    // The loops are dropped: nothing is written any more.
+    match tokio::time::timeout(PARTING, candidate.resign()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "lease not given back; it runs out by itself"),
+        Err(_) => tracing::warn!("lease not given back; it runs out by itself"),
     }
     outcome
 }
 
-/// Acts while the Lease is ours.
+/// Acts from when the Lease is ours.
 async fn lead(
     client: Client,
     namespace: String,
-    term: Term,
-    mut leading: watch::Receiver<bool>,
+    elected: oneshot::Receiver<()>,
     metrics: Metrics,
 ) -> anyhow::Result<()> {
-    leading.wait_for(|leading| *leading).await.context("the lease's keeper ended")?;
+    elected.await.context("the lease's keeper ended")?;
     metrics.leading.set(1);
-    tracing::info!("leading");
     tokio::select! {
-        () = Migrations::new(client.clone(), Some(term), metrics.clone()).run() => {}
+        () = Migrations::new(client.clone(), metrics.clone()).run() => {}
         () = config::run(client, namespace, metrics) => {}
-        _ = leading.wait_for(|leading| !*leading) => {}
     }
-    anyhow::bail!("the lease was lost")
+    anyhow::bail!("a loop ended")
 }
 
 fn own_name() -> String {

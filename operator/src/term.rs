@@ -1,61 +1,72 @@
-//! How long this replica surely leads: asked before each round, and looked at before each write.
+//! How long this replica surely leads, held against every write at the moment it is sent.
 //!
-//! The keeper of the Lease tells in its own time that it was lost. A process that stood still, or a machine that slept, goes
-//! on where it was, and would write for a moment beside its successor.
+//! The loops need not think of it: the client that they write with refuses. A process that stood still, or a machine that
+//! was suspended, goes on where it was, and would write for a moment beside its successor.
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use kube::{Api, Client};
+use http::{Method, Request};
+use kube::client::Body;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tower::filter::FilterLayer;
 
-/// Our Lease.
-pub(crate) struct Term {
-    leases: Api<Lease>,
-    name: &'static str,
-    identity: String,
-}
+/// Why a write was not sent.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the Lease is not certainly ours any more: nothing is written until it is renewed")]
+pub(crate) struct Over;
+
+/// Until when we surely lead; not at all before the Lease was ours.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Term(Arc<Mutex<Option<Instant>>>);
 
 impl Term {
-    pub(crate) fn new(client: Client, namespace: &str, name: &'static str, identity: String) -> Self {
-        Self { leases: Api::namespaced(client, namespace), name, identity }
+    /// Ends a third of the Lease's duration before another can take it: so long may a write that was sent be under way.
+    pub(crate) fn renew(&self, certain: Instant, duration: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = certain.checked_sub(duration / 3);
     }
 
-    /// Until when nobody else can lead; `None` if we do not.
-    pub(crate) async fn ends(&self) -> kube::Result<Option<Instant>> {
-        // Before the question, so that the time of the answer counts against us.
-        let (asked, now) = (Instant::now(), jiff::Timestamp::now());
-        let spec = self.leases.get(self.name).await?.spec.unwrap_or_default();
-        Ok(left(&spec, &self.identity, now).map(|left| asked + left))
+    fn check(&self, now: Instant) -> Result<(), Over> {
+        let end = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if end.is_some_and(|end| now < end) { Ok(()) } else { Err(Over) }
     }
-}
 
-/// What is left of a Lease that is ours.
-fn left(spec: &LeaseSpec, identity: &str, now: jiff::Timestamp) -> Option<Duration> {
-    if spec.holder_identity.as_deref() != Some(identity) {
-        return None;
+    /// A layer for a client: reads pass, writes only while we lead.
+    pub(crate) fn guard(
+        &self,
+    ) -> FilterLayer<impl Fn(Request<Body>) -> Result<Request<Body>, Over> + Clone + Send + 'static> {
+        let term = self.clone();
+        FilterLayer::new(move |request: Request<Body>| {
+            if request.method() != Method::GET {
+                term.check(Instant::now())?;
+            }
+            Ok(request)
+        })
     }
-    let end =
-        spec.renew_time.as_ref()?.0 + jiff::SignedDuration::from_secs(spec.lease_duration_seconds?.into());
-    Duration::try_from(end.duration_since(now)).ok().filter(|left| !left.is_zero())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+    use http::Response;
+    use tower::{Layer as _, ServiceExt as _, service_fn};
 
-    #[test]
-    fn a_term_is_what_is_left_of_our_own_lease() {
-        let at = |second: i64| jiff::Timestamp::from_second(second).unwrap();
-        let lease = LeaseSpec {
-            holder_identity: Some("a".into()),
-            renew_time: Some(MicroTime(at(100))),
-            lease_duration_seconds: Some(15),
-            ..LeaseSpec::default()
+    const LEASE: Duration = Duration::from_secs(15);
+
+    #[tokio::test]
+    async fn reads_pass_and_writes_only_while_the_lease_is_certainly_ours() {
+        let term = Term::default();
+        let ask = async |method: Method| {
+            let server = service_fn(async |_| Ok::<_, tower::BoxError>(Response::new(Body::empty())));
+            let request = Request::builder().method(method).body(Body::empty()).unwrap();
+            term.guard().layer(server).oneshot(request).await.is_ok()
         };
-        assert_eq!(left(&lease, "a", at(105)), Some(Duration::from_secs(10)));
-        assert_eq!(left(&lease, "b", at(105)), None, "somebody else's");
-        assert_eq!(left(&lease, "a", at(115)), None, "it has run out");
-        assert_eq!(left(&lease, "a", at(200)), None, "long ago, as after a sleep");
-        assert_eq!(left(&LeaseSpec::default(), "a", at(105)), None);
+        let begin = Instant::now();
+        assert_eq!((ask(Method::GET).await, ask(Method::PATCH).await), (true, false), "not ours yet");
+        term.renew(begin + LEASE, LEASE);
+        for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            assert!(ask(method).await);
+        }
+        assert!(term.check(begin + LEASE * 2 / 3).is_err(), "before anybody else can take it");
+        term.renew(begin, LEASE);
+        assert_eq!((ask(Method::GET).await, ask(Method::DELETE).await), (true, false), "it has run out");
     }
 }

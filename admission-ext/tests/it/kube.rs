@@ -6,7 +6,6 @@ use std::time::Duration;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::{Engine, Settings};
 use gpu_migrate_admission_ext::kube_api::Kube;
-use gpu_migrate_admission_ext::leader::Candidate;
 use gpu_migrate_admission_ext::state::pod::Rules;
 use gpu_migrate_admission_ext::watch;
 use http::{Request, Response, StatusCode};
@@ -331,42 +330,4 @@ async fn after_a_lost_answer_the_same_node_gets_the_same_cards_and_no_other_node
         binding["metadata"]["annotations"]["tencent.com/predicate-time"] = Value::Null;
     }
     assert_eq!(first, second);
-}
-
-#[tokio::test]
-async fn a_lease_is_made_renewed_and_left_to_its_holder() {
-    let (client, mut handle) = mocked();
-    let mut candidate = Candidate::new(client, "gpu-migrate", "extender", "me");
-    let lease = |holder: &str| {
-        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "extender", "resourceVersion": "5"},
-               "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 3,
-                        "renewTime": "2026-01-01T00:00:00.000000Z"}})
-    };
-    let path = "/apis/coordination.k8s.io/v1/namespaces/gpu-migrate/leases";
-    let server = tokio::spawn(async move {
-        let mut calls = Vec::new();
-        // There is none: made. Ours: renewed. Someone else's: left. Free, but someone was faster: lost.
-        calls.push(answer(&mut handle, 404, failure(404, "none")).await);
-        calls.push(answer(&mut handle, 201, lease("me")).await);
-        calls.push(answer(&mut handle, 200, lease("me")).await);
-        calls.push(answer(&mut handle, 200, lease("me")).await);
-        calls.push(answer(&mut handle, 200, lease("other")).await);
-        calls.push(answer(&mut handle, 200, lease("")).await);
-        calls.push(answer(&mut handle, 409, failure(409, "modified")).await);
-        calls
-    });
-    let mut led = Vec::new();
-    for _ in 0..4 {
-        led.push(candidate.step().await.unwrap().is_some());
-    }
-    assert_eq!(led, [true, true, false, false]);
-    let calls = server.await.unwrap();
-    let methods: Vec<&str> = calls.iter().map(|(method, ..)| method.as_str()).collect();
-    assert_eq!(methods, ["GET", "POST", "GET", "PUT", "GET", "GET", "PUT"]);
-    assert_eq!(calls[1].1, format!("{path}?"));
-    assert_eq!(calls[1].2["spec"]["holderIdentity"], "me");
-    let renewed = &calls[3].2;
-    assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two who write, one wins");
-    assert_eq!(renewed["spec"]["leaseTransitions"], 3, "it did not change hands");
-    assert_eq!(calls[6].2["spec"]["leaseTransitions"], 4);
 }

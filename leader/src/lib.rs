@@ -1,0 +1,320 @@
+//! Leader election by Lease: of several replicas one acts.
+//!
+//! A library would tell that we lead; who writes must know *until when that is certain*, so that a write of an old leader
+//! cannot arrive after a new one has looked at the cluster. Hence the few lines here. The rules are client-go's
+//! (`tools/leaderelection`): a Lease is taken over when it has not changed for its duration by our own clock, so the
+//! clocks of the replicas need not agree; and every write of it names the version it was decided from, so that of two who
+//! try one wins.
+//!
+//! A new leader lists everything anew before it acts. A leader that cannot renew ends its process.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Client;
+use kube::api::{Api, PostParams};
+use tokio_util::sync::CancellationToken;
+
+/// How long a Lease is good for without renewal, unless told otherwise.
+pub const DURATION: Duration = Duration::from_secs(15);
+/// Of a Lease's duration, the part that passes between two renewals, or two looks: 2 s of 15, as in client-go.
+const LOOKS: (u32, u32) = (2, 15);
+
+/// What was last seen of the Lease, and when by our own clock.
+#[derive(Debug, Default)]
+pub struct Observer {
+    seen: Option<(LeaseSpec, Instant)>,
+}
+
+/// What to do about the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is ours: renew it.
+    Renew,
+    /// It is free, or its holder is gone: take it.
+    Take,
+    /// Someone else has it.
+    Wait,
+}
+
+impl Observer {
+    /// Decides by what is in the Lease now.
+    pub fn decide(&mut self, spec: &LeaseSpec, identity: &str, now: Instant) -> Step {
+        if self.seen.as_ref().is_none_or(|(before, _)| before != spec) {
+            self.seen = Some((spec.clone(), now));
+        }
+        let changed = self.seen.as_ref().map_or(now, |(_, at)| *at);
+        let held = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let held = held.map_or(DURATION, Duration::from_secs);
+        match spec.holder_identity.as_deref() {
+            None | Some("") => Step::Take,
+            Some(holder) if holder == identity => Step::Renew,
+            Some(_) if now.duration_since(changed) > held => Step::Take,
+            Some(_) => Step::Wait,
+        }
+    }
+}
+
+/// One replica's part in the election.
+pub struct Candidate {
+    leases: Api<Lease>,
+    name: String,
+    identity: String,
+    duration: Duration,
+    observer: Observer,
+    /// Whether it was ours: if it is not any more, somebody else may have led meanwhile, even where it is free again.
+    led: bool,
+}
+
+impl Candidate {
+    /// The replica `identity`, for the Lease `name` in `namespace`.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
+        Self {
+            leases: Api::namespaced(client, namespace),
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            duration: DURATION,
+            observer: Observer::default(),
+            led: false,
+        }
+    }
+
+    /// With another duration of the Lease; whole seconds, at least one.
+    #[must_use]
+    pub fn with_duration(self, duration: Duration) -> Self {
+        Self { duration, ..self }
+    }
+
+    /// Pause between two renewals, or two looks.
+    fn period(&self) -> Duration {
+        self.duration * LOOKS.0 / LOOKS.1
+    }
+
+    /// Tries to become or to stay the leader; until when we are it, if we are. Who has led once and leads no more never
+    /// does again: what it knows may be old.
+    ///
+    /// # Errors
+    /// Where the API server cannot be asked. What was certain before stays so until its time.
+    pub async fn step(&mut self) -> kube::Result<Option<Instant>> {
+        // Counted from before the request: the others count from when they see it.
+        let start = Instant::now();
+        let result = match self.leases.get_opt(&self.name).await? {
+            None if self.led => return Ok(None),
+            None => {
+                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+                let lease = Lease { metadata, spec: Some(self.spec(None)) };
+                self.leases.create(&PostParams::default(), &lease).await
+            }
+            Some(mut lease) => {
+                let old = lease.spec.take().unwrap_or_default();
+                match self.observer.decide(&old, &self.identity, start) {
+                    Step::Wait => return Ok(None),
+                    Step::Take if self.led => return Ok(None),
+                    Step::Take | Step::Renew => {}
+                }
+                lease.spec = Some(self.spec(Some(&old)));
+                // With its resource version: of two who try, one wins.
+                self.leases.replace(&self.name, &PostParams::default(), &lease).await
+            }
+        };
+        match result {
+            Ok(_) => {
+                self.led = true;
+                Ok(Some(start + self.duration))
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the Lease away, so that the next one need not wait for it to run out. Only once nothing is written any more.
+    ///
+    /// # Errors
+    /// Where the API server cannot be asked.
+    pub async fn resign(&self) -> kube::Result<()> {
+        let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
+        let ours = |spec: &LeaseSpec| spec.holder_identity.as_deref() == Some(&self.identity);
+        if let Some(spec) = lease.spec.as_mut().filter(|spec| ours(spec)) {
+            spec.holder_identity = Some(String::new());
+            self.leases.replace(&self.name, &PostParams::default(), &lease).await?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let same = old.filter(|old| old.holder_identity.as_deref() == Some(&self.identity));
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_secs()).ok(),
+            acquire_time: same.and_then(|old| old.acquire_time.clone()).or_else(|| Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: match same {
+                Some(old) => old.lease_transitions,
+                None => Some(old.and_then(|old| old.lease_transitions).unwrap_or(0) + 1),
+            },
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// Runs for the Lease until `stop`. Calls `elected` once, when it is ours, and `until` at every renewal with the time
+/// up to which it is certainly ours.
+///
+/// Returns when `stop` is called, or when the Lease was ours and is lost.
+pub async fn run(
+    candidate: &mut Candidate,
+    stop: CancellationToken,
+    elected: impl FnOnce(),
+    until: impl Fn(Instant),
+) {
+    let mut elected = Some(elected);
+    let mut certain: Option<Instant> = None;
+    let period = candidate.period();
+    let mut every = tokio::time::interval(period);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = every.tick() => {}
+        }
+        let step = tokio::time::timeout(period * 2, candidate.step()).await;
+        match step {
+            Ok(Ok(Some(time))) => {
+                certain = Some(time);
+                until(time);
+                if let Some(elected) = elected.take() {
+                    tracing::info!(identity = candidate.identity, "leading");
+                    elected();
+                }
+            }
+            Ok(Ok(None)) if certain.is_some() => {
+                tracing::error!("the Lease was taken by another replica");
+                return;
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "Lease"),
+            Err(_) => tracing::warn!("Lease: no answer"),
+        }
+        if certain.is_some_and(|time| time < Instant::now()) {
+            tracing::error!("the Lease could not be renewed in time");
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_lease_changes_hands_when_it_is_free_or_has_not_moved_for_its_duration() {
+        let start = Instant::now();
+        let lease = |holder: &str, renewed: i64| LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(15),
+            renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+            ..LeaseSpec::default()
+        };
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        // What is written counts only as a change: these renewals are years apart from any clock here.
+        let mut observer = Observer::default();
+        let table = [
+            (lease("b", 5), 0, Step::Wait),
+            (lease("b", 5), 14, Step::Wait),
+            (lease("b", 9), 15, Step::Wait),
+            (lease("b", 9), 30, Step::Wait),
+            (lease("b", 9), 31, Step::Take),
+            (lease("a", 10), 32, Step::Renew),
+            (lease("", 10), 33, Step::Take),
+            (LeaseSpec::default(), 34, Step::Take),
+        ];
+        for (spec, seconds, expected) in table {
+            assert_eq!(
+                observer.decide(&spec, "a", at(seconds)),
+                expected,
+                "at {seconds} s: {:?}",
+                spec.holder_identity
+            );
+        }
+    }
+
+    type Handle = tower_test::mock::Handle<Request<Body>, Response<Body>>;
+
+    /// A candidate and the server's end of its connection.
+    fn candidate() -> (Candidate, Handle) {
+        let (service, handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        (Candidate::new(Client::new(service, "default"), "gpu-migrate", "lease", "me"), handle)
+    }
+
+    fn held_by(holder: &str) -> (u16, Value) {
+        let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 3,
+            "renewTime": "2026-01-01T00:00:00.000000Z"});
+        let metadata = json!({"name": "lease", "resourceVersion": "5"});
+        (200, json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}))
+    }
+
+    fn failure(code: u16) -> (u16, Value) {
+        (code, json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "Other", "code": code}))
+    }
+
+    /// Answers one call after the other; returns the methods and bodies.
+    async fn serve(mut handle: Handle, answers: Vec<(u16, Value)>) -> Vec<(String, Value)> {
+        let mut calls = Vec::new();
+        for (status, answer) in answers {
+            let (request, respond) = handle.next_request().await.expect("a call");
+            let (parts, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            calls.push((parts.method.to_string(), serde_json::from_slice(&body).unwrap_or_default()));
+            let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+            respond.send_response(Response::builder().status(status).body(answer).unwrap());
+        }
+        calls
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_made_and_renewed() {
+        let (mut candidate, handle) = candidate();
+        // There is none: made. Ours: renewed.
+        let answers = vec![failure(404), held_by("me"), held_by("me"), held_by("me")];
+        let server = tokio::spawn(serve(handle, answers));
+        for _ in 0..2 {
+            assert!(candidate.step().await.unwrap().is_some());
+        }
+        let calls = server.await.unwrap();
+        assert_eq!(calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(), ["GET", "POST", "GET", "PUT"]);
+        assert_eq!(calls[1].1["spec"]["holderIdentity"], "me");
+        let renewed = &calls[3].1;
+        assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two who write, one wins");
+        assert_eq!(renewed["spec"]["leaseTransitions"], 3, "it did not change hands");
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_left_to_its_holder_and_to_who_was_faster() {
+        let (mut candidate, handle) = candidate();
+        let server = tokio::spawn(serve(handle, vec![held_by("other"), held_by(""), failure(409)]));
+        for _ in 0..2 {
+            assert!(candidate.step().await.unwrap().is_none());
+        }
+        let calls = server.await.unwrap();
+        assert_eq!(calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(), ["GET", "GET", "PUT"]);
+        assert_eq!(calls[2].1["spec"]["leaseTransitions"], 4);
+    }
+
+    #[tokio::test]
+    async fn who_has_led_does_not_take_a_lease_that_is_free_again() {
+        for now in [held_by(""), failure(404)] {
+            let (mut candidate, handle) = candidate();
+            let server = tokio::spawn(serve(handle, vec![failure(404), held_by("me"), now]));
+            assert!(candidate.step().await.unwrap().is_some());
+            assert!(candidate.step().await.unwrap().is_none(), "somebody may have led meanwhile");
+            assert_eq!(server.await.unwrap().len(), 3);
+        }
+    }
+}
