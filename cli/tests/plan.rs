@@ -86,6 +86,38 @@ fn the_result_is_left_alone_the_second_time() {
     assert!(out.starts_with("0 converted, 7 left alone, 0 cannot"), "{out}");
 }
 
+/// With waves, what a workload becomes and when; and what no wave moves.
+#[test]
+fn a_rollout_in_waves_says_in_which_each_workload_is_moved() {
+    let workload = |kind: &str, name: &str, more: &str| {
+        format!(
+            "{{apiVersion: apps/v1, kind: {kind}, metadata: {{name: {name}, namespace: danlu}}, spec: {{selector: {{matchLabels: {{app: {name}}}}}, {more} template: {{metadata: {{labels: {{app: {name}}}}}, spec: {{containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]}}}}}}}}\n"
+        )
+    };
+    let policy = "{apiVersion: v1, kind: Namespace, metadata: {name: danlu, labels: {gpu-migrate.io/opt-in: 'true', gpu-migrate.io/project: danlu}}}\n---\n\
+        {apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: danlu}, spec: {project: danlu, mode: Enforce, rollout: {waves: [{workloads: [Deployment/danlu/canary]}, {workloads: [StatefulSet/danlu/store]}]}}}\n";
+    let stream = [
+        policy.to_owned(),
+        workload("Deployment", "canary", ""),
+        workload("StatefulSet", "store", "serviceName: store,"),
+        workload("Deployment", "forgotten", ""),
+        workload("DaemonSet", "byhand", "updateStrategy: {type: OnDelete},"),
+        "{apiVersion: v1, kind: Pod, metadata: {name: bare, namespace: danlu}, spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpu: 1}}}]}}\n".to_owned(),
+    ]
+    .join("---\n");
+    let (code, out, err) = run(&["plan", "-f", "-", "-o", "summary"], &stream);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let line = |name: &str| out.lines().find(|line| line.contains(name)).unwrap_or_default();
+    assert!(out.starts_with("2 converted, 3 left alone"), "{out}");
+    assert!(line("danlu/canary").contains("1 card → 100 cores, 42 blocks, in wave 1 of 2"), "{out}");
+    assert!(line("danlu/store").contains("in wave 2 of 2"), "{out}");
+    assert!(line("danlu/forgotten").contains("no wave of its policy reaches it"), "{out}");
+    assert!(line("danlu/byhand").contains("OnDelete"), "{out}");
+    assert!(line("danlu/bare").contains("restart no bare pods"), "{out}");
+    let (_, diff, _) = run(&["plan", "-f", "-"], &stream);
+    assert!(diff.contains("+        gpu-migrate.io/convert: \"true\""), "the operator's part of the change: {diff}");
+}
+
 #[test]
 fn colour_only_where_it_was_asked_for() {
     let file = ["plan", "-f", "policies.yaml", "deployment.yaml"];

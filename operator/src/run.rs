@@ -61,10 +61,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         () = gpu_migrate_leader::run(
             &mut candidate,
             CancellationToken::new(),
-            || drop(tell.send(())),
+            || {
+                metrics.leading.set(1);
+                // Nobody waits: we are being stopped.
+                let _ = tell.send(());
+            },
             |certain| our_term.renew(certain, duration),
         ) => Err(anyhow::anyhow!("the lease was lost")),
-        outcome = lead(client, namespace, elected, metrics) => outcome,
+        outcome = lead(client, namespace, elected, metrics.clone()) => outcome,
         _ = term.recv() => Ok(()),
         _ = int.recv() => Ok(()),
     };
@@ -85,7 +89,6 @@ async fn lead(
     metrics: Metrics,
 ) -> anyhow::Result<()> {
     elected.await.context("the lease's keeper ended")?;
-    metrics.leading.set(1);
     tokio::select! {
         () = Migrations::new(client.clone(), metrics.clone()).run() => {}
         () = config::run(client, namespace, metrics) => {}

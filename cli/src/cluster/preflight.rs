@@ -397,11 +397,13 @@ fn init_asks(pod: &Pod) -> bool {
         .is_ok_and(|ask| ask.asking().any(|container| container.kind == ContainerKind::Init))
 }
 
-/// A running pod as it would be created anew: without its node, which the webhook would respect, and its cards.
+/// A running pod as it would be created anew: without its node, which the webhook would respect, and its cards; and with the
+/// label of a wave, as if its turn had come.
 fn pod_as_created(pod: &Pod) -> Option<Manifest> {
     let mut pod = pod.clone();
     pod.spec.as_mut()?.node_name = None;
     pod.annotations_mut().retain(|key, _| !is_of_choice(key));
+    pod.labels_mut().insert(names::CONVERT.to_owned(), "true".to_owned());
     manifest("v1", "Pod", &pod)
 }
 

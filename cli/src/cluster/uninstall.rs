@@ -61,6 +61,10 @@ const ORDER: [Kind; 14] = [
     kind("", "Secret", true),
 ];
 
+/// Made by the programs themselves, so without the label.
+const LEASES: [&str; 4] =
+    ["gpu-migrate-scheduler", "gpu-migrate-scheduler-extender", "gpu-migrate-webhook-ca", "gpu-migrate-operator"];
+
 /// What stands in the way: shared pods would lose their plugin, legacy pods theirs.
 fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     let mut found = Vec::new();
@@ -163,8 +167,7 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
     }
     // The scheduler reads how to authenticate its callers, which stands in kube-system.
     remover.elsewhere("kube-system", "gpu-migrate-scheduler-authentication").await?;
-    // Not labelled by us: the schedulers and the webhook's replicas make their Leases themselves.
-    for lease in ["gpu-migrate-scheduler", "gpu-migrate-webhook-ca", "gpu-migrate-operator"] {
+    for lease in LEASES {
         remover.named(&kind("coordination.k8s.io", "Lease", true), lease).await?;
     }
     remover.named(&kind("", "Secret", true), "gpu-migrate-webhook-ca").await?;

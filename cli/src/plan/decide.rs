@@ -1,12 +1,13 @@
 //! The decision on each object: which policy, and what the webhook's own code makes of its pods.
 
+use super::waves::{Turn, turns};
 use super::{Converted, Entry, Fallback, Outcome, Plan};
 use crate::manifest::Manifest;
 use gpu_migrate_model::ask::{Demand, PodAsk};
 use gpu_migrate_model::crd::{GPUMigration, read_strict};
-use gpu_migrate_model::names::{Dialect, GROUP};
+use gpu_migrate_model::names::{self, Dialect, GROUP};
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
-use gpu_migrate_webhook::plan::{Rewrite, Subject, rewrite_template};
+use gpu_migrate_webhook::plan::{PlanError, Rewrite, Subject, rewrite_template};
 use gpu_migrate_webhook::policy::{Policies, Settings};
 use json_patch::{AddOperation, Patch, PatchOperation};
 use jsonptr::PointerBuf;
@@ -58,6 +59,7 @@ pub enum PolicyProblem {
 #[derive(Default)]
 pub struct Rules {
     policies: Policies,
+    migrations: Vec<GPUMigration>,
     /// How many policies can be used.
     pub policy_count: usize,
     /// Namespaces and their labels.
@@ -91,7 +93,7 @@ impl Rules {
                 .into_iter()
                 .map(|r| PolicyProblem::Rejected { name: r.name, reason: r.reason.to_string() }),
         );
-        (Self { policies, policy_count, namespaces }, problems)
+        (Self { policies, migrations, policy_count, namespaces }, problems)
     }
 }
 
@@ -123,14 +125,19 @@ fn read_labels(manifest: &Manifest) -> Result<BTreeMap<String, String>, PolicyPr
 #[must_use]
 pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) -> Plan {
     let mut plan = Plan::default();
+    let (mut places, mut pods) = (Vec::new(), Vec::new());
     for mut manifest in manifests {
         let Some(form) = manifest.pod_form() else {
             plan.without_pods += 1;
             continue;
         };
         let bare = normalize(&mut manifest.value, form.pointer());
-        let place = Place { pointer: form.pointer(), bare };
-        let outcome = decide_one(&manifest, place, rules, default_namespace);
+        places.push(Place { pointer: form.pointer(), bare });
+        pods.push(manifest);
+    }
+    let turns = turns(&rules.migrations, &pods, &rules.namespaces, default_namespace);
+    for (manifest, place) in pods.into_iter().zip(places) {
+        let outcome = decide_one(&manifest, place, rules, &turns, default_namespace);
         plan.entries.push(Entry { manifest, outcome });
     }
     plan
@@ -145,7 +152,13 @@ struct Place {
     bare: bool,
 }
 
-fn decide_one(manifest: &Manifest, place: Place, rules: &Rules, default_namespace: &str) -> Outcome {
+fn decide_one(
+    manifest: &Manifest,
+    place: Place,
+    rules: &Rules,
+    turns: &BTreeMap<String, Turn>,
+    default_namespace: &str,
+) -> Outcome {
     let Some(template) = manifest.value.pointer(place.pointer) else {
         let why = format!("{} is missing; expected a pod template", field(place.pointer));
         return Outcome::CannotConvert { why, then: Fallback::Invalid };
@@ -160,13 +173,73 @@ fn decide_one(manifest: &Manifest, place: Place, rules: &Rules, default_namespac
     let key = format!("{namespace}/{}/{}", manifest.kind, manifest.name);
     let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
     let known = if rules.namespaces.contains_key(namespace) { Ok(()) } else { Err(namespace) };
-    match rewrite_template(&template, &subject, &rules.policies) {
+    let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
+    let turn = turns.get(&format!("{}/{namespace}/{}", manifest.kind, manifest.name)).copied();
+    let mut written = rewrite(&template);
+    let mut before = Patch::default();
+    let is = |rewrite: &Rewrite, skip| rewrite.outcome == webhook::Outcome::Skipped(skip);
+    if let Ok(now) = &written
+        && is(now, Skip::NotDue)
+    {
+        if let Some(Turn::Wave(..)) = turn {
+            // As the wave will send it: with the label.
+            before = sending(&template);
+            if json_patch::patch(template.to_mut(), &before).is_ok() {
+                written = rewrite(&template);
+            }
+        } else if is_waved(rules, &rewrite, &template) {
+            return Outcome::LeftAlone { why: not_moved(turn).to_owned() };
+        }
+    }
+    match written {
         Err(error) => {
             let why = format!("{}: {error}", field(place.pointer));
             Outcome::CannotConvert { why, then: Fallback::Invalid }
         }
-        Ok(rewrite) => outcome(manifest, place, rewrite, known),
+        Ok(rewrite) => outcome(manifest, place, (before, rewrite), turn, known),
     }
+}
+
+/// Whether it would be due with the label of a wave: a policy without waves does not look at it.
+fn is_waved(
+    rules: &Rules,
+    rewrite: &impl Fn(&Value) -> Result<Rewrite, PlanError>,
+    template: &Value,
+) -> bool {
+    if rules.migrations.iter().all(|migration| migration.spec.rollout.waves.is_empty()) {
+        return false;
+    }
+    let mut sent = template.clone();
+    json_patch::patch(&mut sent, &sending(template)).is_ok()
+        && rewrite(&sent)
+            .is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotDue))
+}
+
+/// Why no wave moves it, and what would.
+fn not_moved(turn: Option<Turn>) -> &'static str {
+    match turn {
+        Some(Turn::None) => "no wave of its policy reaches it (spec.rollout.waves)",
+        Some(Turn::ByHand) => {
+            "the waves restart nothing that is paused, partitioned or OnDelete: put the label gpu-migrate.io/convert: \"true\" on its pod template by hand"
+        }
+        _ => {
+            "the waves restart no bare pods and no Jobs: put the label gpu-migrate.io/convert: \"true\" on the pod and create it anew"
+        }
+    }
+}
+
+/// What the operator changes in a pod template to send it over.
+fn sending(template: &Value) -> Patch {
+    let add = |path: String, value| {
+        PatchOperation::Add(AddOperation { path: PointerBuf::parse(path).unwrap_or_default(), value })
+    };
+    let label = names::CONVERT.replace('~', "~0").replace('/', "~1");
+    let mut operations = Vec::new();
+    if !template.pointer("/metadata/labels").is_some_and(Value::is_object) {
+        operations.push(add("/metadata/labels".to_owned(), json!({})));
+    }
+    operations.push(add(format!("/metadata/labels/{label}"), json!("true")));
+    Patch(operations)
 }
 
 /// A JSON pointer as people write a field: `spec.template`.
@@ -192,11 +265,18 @@ fn reason(skip: Skip) -> &'static str {
     }
 }
 
-/// `known` is an error with the name of a namespace whose labels nobody gave.
-fn outcome(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<(), &str>) -> Outcome {
+/// `before` is what the operator changes before the webhook sees it; `known` is an error with the name of a namespace whose
+/// labels nobody gave.
+fn outcome(
+    manifest: &Manifest,
+    place: Place,
+    (before, rewrite): (Patch, Rewrite),
+    turn: Option<Turn>,
+    known: Result<(), &str>,
+) -> Outcome {
     match &rewrite.outcome {
         webhook::Outcome::Converted | webhook::Outcome::Guarded | webhook::Outcome::Audited => {
-            converted(manifest, place, rewrite, known)
+            converted(manifest, place, (before, rewrite), turn, known)
         }
         webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
             let then = if rewrite.deny.is_some() { Fallback::Deny } else { Fallback::Admit };
@@ -214,9 +294,16 @@ fn outcome(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<()
     }
 }
 
-fn converted(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<(), &str>) -> Outcome {
+fn converted(
+    manifest: &Manifest,
+    place: Place,
+    (before, rewrite): (Patch, Rewrite),
+    turn: Option<Turn>,
+    known: Result<(), &str>,
+) -> Outcome {
     let audit = matches!(rewrite.outcome, webhook::Outcome::Audited);
-    let patch = on_object(if audit { &rewrite.would } else { &rewrite.patch }, place);
+    let of_webhook = if audit { &rewrite.would } else { &rewrite.patch };
+    let patch = on_object(Patch(before.0.into_iter().chain(of_webhook.0.iter().cloned()).collect()), place);
     let mut after = manifest.value.clone();
     if let Err(error) = json_patch::patch(&mut after, &patch) {
         // The webhook's patch fits the template it was made for, or one of the two is wrong.
@@ -228,6 +315,13 @@ fn converted(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<
     let mut notes = Vec::new();
     if audit {
         notes.push("the policy is in mode Audit: this is what Enforce would do".to_owned());
+    }
+    let wave = match turn {
+        Some(Turn::Wave(wave, of)) => Some((wave, of)),
+        _ => None,
+    };
+    if let Some((wave, of)) = wave {
+        notes.push(format!("it is moved in wave {wave} of {of}"));
     }
     if let Err(namespace) = known {
         notes.push(format!("Namespace {namespace} is not among the files and was taken as opted in"));
@@ -243,6 +337,7 @@ fn converted(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<
         policy: rewrite.policy.unwrap_or_default(),
         guard: matches!(rewrite.outcome, webhook::Outcome::Guarded),
         audit,
+        wave,
         said: rewrite
             .warnings
             .iter()
@@ -253,14 +348,14 @@ fn converted(manifest: &Manifest, place: Place, rewrite: Rewrite, known: Result<
 }
 
 /// A patch of a pod template as a patch of the object it stands in.
-fn on_object(patch: &Patch, place: Place) -> Patch {
+fn on_object(patch: Patch, place: Place) -> Patch {
     let at = |path: &str| {
         // Both halves are pointers already, so their concatenation is one.
         PointerBuf::parse(format!("{}{path}", place.pointer)).unwrap_or_default()
     };
     let metadata =
         place.bare.then(|| PatchOperation::Add(AddOperation { path: at("/metadata"), value: json!({}) }));
-    let operations = patch.0.iter().cloned().map(|mut operation| {
+    let operations = patch.0.into_iter().map(|mut operation| {
         match &mut operation {
             PatchOperation::Add(op) => op.path = at(op.path.as_str()),
             PatchOperation::Remove(op) => op.path = at(op.path.as_str()),

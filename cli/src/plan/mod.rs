@@ -3,6 +3,7 @@
 pub mod decide;
 pub mod diff;
 pub mod show;
+mod waves;
 
 use crate::manifest::Manifest;
 use gpu_migrate_model::ask::Demand;
@@ -78,6 +79,8 @@ pub struct Converted {
     pub policy: String,
     /// Whether the policy only watches (`mode: Audit`): then the webhook changes nothing yet.
     pub audit: bool,
+    /// The wave that moves it, from 1, and how many there are, where the policy has waves.
+    pub wave: Option<(usize, usize)>,
     /// It keeps its request: what changes is that cards it did not ask for are hidden, or a stale card choice removed.
     pub guard: bool,
     /// What one pod asked for and asks for now, where both can be counted.
@@ -115,6 +118,10 @@ impl Converted {
             return format!("{before}; guarded: what it did not ask for is hidden");
         }
         let change = if before == after { before } else { format!("{before} → {after}") };
+        let change = match self.wave {
+            Some((wave, of)) => format!("{change}, in wave {wave} of {of}"),
+            None => change,
+        };
         if self.audit { format!("{change} (mode Audit: not yet)") } else { change }
     }
 }
