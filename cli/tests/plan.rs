@@ -115,7 +115,10 @@ fn a_rollout_in_waves_says_in_which_each_workload_is_moved() {
     assert!(line("danlu/byhand").contains("OnDelete"), "{out}");
     assert!(line("danlu/bare").contains("restart no bare pods"), "{out}");
     let (_, diff, _) = run(&["plan", "-f", "-"], &stream);
-    assert!(diff.contains("+        gpu-migrate.io/convert: \"true\""), "the operator's part of the change: {diff}");
+    assert!(
+        diff.contains("+        gpu-migrate.io/convert: \"true\""),
+        "the operator's part of the change: {diff}"
+    );
 }
 
 #[test]

@@ -257,11 +257,17 @@ mod tests {
         let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 3,
             "renewTime": "2026-01-01T00:00:00.000000Z"});
         let metadata = json!({"name": "lease", "resourceVersion": "5"});
-        (200, json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}))
+        (
+            200,
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}),
+        )
     }
 
     fn failure(code: u16) -> (u16, Value) {
-        (code, json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "Other", "code": code}))
+        (
+            code,
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "Other", "code": code}),
+        )
     }
 
     /// Answers one call after the other; returns the methods and bodies.
@@ -288,7 +294,10 @@ mod tests {
             assert!(candidate.step().await.unwrap().is_some());
         }
         let calls = server.await.unwrap();
-        assert_eq!(calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(), ["GET", "POST", "GET", "PUT"]);
+        assert_eq!(
+            calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(),
+            ["GET", "POST", "GET", "PUT"]
+        );
         assert_eq!(calls[1].1["spec"]["holderIdentity"], "me");
         let renewed = &calls[3].1;
         assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two who write, one wins");

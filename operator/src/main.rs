@@ -16,5 +16,5 @@ async fn main() -> anyhow::Result<()> {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
-    gpu_migrate_operator::run::run(args).await
+    Box::pin(gpu_migrate_operator::run::run(args)).await
 }

@@ -1,6 +1,6 @@
 //! The whole agent: what is started, in which order, and how it ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
 use crate::leave::{self, Label};
 use crate::metrics::Metrics;
 use crate::node::{Node, Notice, Paths, StateError};
-use crate::nvidia::{Upstreams, run_registrar};
+use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
 use crate::plugins::shared::{self, Giving, SharedPlugin};
@@ -211,35 +211,56 @@ fn serve_shared(
     standing
 }
 
-/// One endpoint for each resource that NVIDIA's plugin has ever registered; they stay while it is away.
+/// One endpoint for each resource that NVIDIA's plugin has registered; it ends when the plugin does not come back.
+///
+/// Who does not register here may register with the kubelet itself, when it is taken off the bridge. The kubelet keeps one
+/// plugin a resource and forgets the new one when the stream of an old one ends after it began.
 async fn serve_legacy(
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
-    mut announced: tokio::sync::mpsc::UnboundedReceiver<String>,
+    mut announced: tokio::sync::mpsc::UnboundedReceiver<Announcement>,
     directory: DirectoryWatch,
     stop: CancellationToken,
 ) {
-    let mut served: std::collections::BTreeMap<String, watch::Receiver<Standing>> = Default::default();
+    let mut served: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<()>)> = BTreeMap::new();
     loop {
-        let resource = tokio::select! {
-            resource = announced.recv() => match resource { Some(r) => r, None => return },
-            () = stop.cancelled() => return,
+        let announced = tokio::select! {
+            announced = announced.recv() => announced,
+            () = stop.cancelled() => None,
         };
-        if served.contains_key(&resource) {
-            continue;
+        match announced {
+            Some(Announcement::Here(resource)) => {
+                if served.contains_key(&resource) {
+                    continue;
+                }
+                let spec = EndpointSpec {
+                    socket: socket_name(&resource),
+                    resource: resource.clone(),
+                    options: LegacyPlugin::options(&upstreams, &resource),
+                };
+                let (node, upstreams, name) = (node.clone(), upstreams.clone(), resource.clone());
+                let make = Arc::new(move |streams| {
+                    LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams)
+                });
+                let (over, sender) = (stop.child_token(), watch::Sender::new(Standing::default()));
+                let task = tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, over.clone()));
+                served.insert(resource, (over, task));
+            }
+            Some(Announcement::Gone(resource)) => {
+                if let Some((over, task)) = served.remove(&resource) {
+                    over.cancel();
+                    let _ = task.await;
+                    tracing::info!(resource, "not served any more until NVIDIA's plugin registers again");
+                }
+            }
+            None => {
+                stop.cancelled().await;
+                for (_, task) in served.into_values() {
+                    let _ = task.await;
+                }
+                return;
+            }
         }
-        let spec = EndpointSpec {
-            socket: socket_name(&resource),
-            resource: resource.clone(),
-            options: LegacyPlugin::options(&upstreams, &resource),
-        };
-        let (sender, standing) = watch::channel(Standing::default());
-        let (node, upstreams, name) = (node.clone(), upstreams.clone(), resource.clone());
-        let make = Arc::new(move |streams| {
-            LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams)
-        });
-        tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, stop.clone()));
-        served.insert(resource, standing);
     }
 }
 

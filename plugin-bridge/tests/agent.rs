@@ -171,3 +171,20 @@ async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
     again.events.send(uuid(6)).unwrap();
     healthy_cards(&machine, [0, 1, 2, 3, 4, 7]).await;
 }
+
+/// The kubelet keeps one plugin a resource, and forgets a new one when the stream of the old one ends after it began.
+#[tokio::test]
+async fn nvidias_plugin_that_goes_finds_its_place_at_the_kubelet_free() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    let socket = machine.plugins().join("gpu-migrate-nvidia.com_gpu.sock");
+    assert!(socket.exists());
+    nvidia.stop.cancel();
+    until("nothing of ours is served for it", || !socket.exists()).await;
+    let _again = FakeNvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    assert!(socket.exists(), "it came back to the bridge");
+    assert_eq!(machine.kubelet.state.lock().overlaps, 0);
+}

@@ -62,8 +62,12 @@ const ORDER: [Kind; 14] = [
 ];
 
 /// Made by the programs themselves, so without the label.
-const LEASES: [&str; 4] =
-    ["gpu-migrate-scheduler", "gpu-migrate-scheduler-extender", "gpu-migrate-webhook-ca", "gpu-migrate-operator"];
+const LEASES: [&str; 4] = [
+    "gpu-migrate-scheduler",
+    "gpu-migrate-scheduler-extender",
+    "gpu-migrate-webhook-ca",
+    "gpu-migrate-operator",
+];
 
 /// What stands in the way: shared pods would lose their plugin, legacy pods theirs.
 fn obstacles(snapshot: &Snapshot) -> Vec<String> {

@@ -211,8 +211,7 @@ fn is_waved(
     }
     let mut sent = template.clone();
     json_patch::patch(&mut sent, &sending(template)).is_ok()
-        && rewrite(&sent)
-            .is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotDue))
+        && rewrite(&sent).is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotDue))
 }
 
 /// Why no wave moves it, and what would.

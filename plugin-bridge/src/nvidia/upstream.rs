@@ -19,8 +19,9 @@ use crate::proto::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, Re
 
 /// How long the plugin gets to serve the socket that it registered, and to answer for its options.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long its devices stay in the list after its stream ended: its restart takes 25 to 40 ms.
-const RETURN: Duration = Duration::from_secs(3);
+/// How long its devices stay in the list after its stream ended: it makes its sockets anew in 25 to 40 ms. A new pod of it needs
+/// more than this, and if that one registers with the kubelet itself, ours must have ended before.
+const RETURN: Duration = Duration::from_secs(1);
 
 /// How long a call waits for a plugin that is on its way back: the whole node waits with it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -48,6 +49,15 @@ pub enum UpstreamError {
     },
 }
 
+/// What is said of a resource of NVIDIA's plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Announcement {
+    /// It has its first list, or its first after a new registration.
+    Here(String),
+    /// It did not come back.
+    Gone(String),
+}
+
 /// One registration of one resource.
 #[derive(Clone, Debug)]
 pub struct Upstream {
@@ -65,7 +75,7 @@ pub struct Upstreams {
     node: Arc<Node>,
     folder: PathBuf,
     slots: Mutex<BTreeMap<String, Arc<Slot>>>,
-    announce: mpsc::UnboundedSender<String>,
+    announce: mpsc::UnboundedSender<Announcement>,
     doubt: Notify,
     vouched: Arc<dyn Vouch>,
 }
@@ -94,9 +104,12 @@ struct Slot {
 }
 
 impl Upstreams {
-    /// Nothing registered yet. The receiver gets the name of each resource when it has its first list.
+    /// Nothing registered yet. The receiver hears of each resource when it comes and when it goes.
     #[must_use]
-    pub fn new(node: Arc<Node>, vouched: Arc<dyn Vouch>) -> (Arc<Self>, mpsc::UnboundedReceiver<String>) {
+    pub fn new(
+        node: Arc<Node>,
+        vouched: Arc<dyn Vouch>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Announcement>) {
         let (announce, announced) = mpsc::unbounded_channel();
         let folder = node.paths.device_plugins();
         let slots = Mutex::new(BTreeMap::new());
@@ -167,7 +180,7 @@ impl Upstreams {
                 announced = true;
                 slot.current.send_replace(Some(Upstream { epoch, client: client.clone(), options }));
                 // Nobody listens any more only when the agent is stopping.
-                let _ = self.announce.send(request.resource_name.clone());
+                let _ = self.announce.send(Announcement::Here(request.resource_name.clone()));
             }
         }
         Ok(())
@@ -205,6 +218,7 @@ impl Upstreams {
         if slot.epoch.lock().0 == epoch {
             tracing::warn!(resource, "NVIDIA's plugin did not come back; its devices are withdrawn");
             self.node.with(|books, _| books.upstream_lost(resource));
+            let _ = self.announce.send(Announcement::Gone(resource.to_owned()));
             self.doubt();
         }
     }

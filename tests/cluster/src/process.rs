@@ -12,6 +12,7 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -72,13 +73,15 @@ pub struct Component {
     recipe: Recipe,
     log: PathBuf,
     child: Option<Child>,
+    /// SIGTERM was sent: once, as a kubelet does. Our programs end at once at a second one.
+    asked_to_end: AtomicBool,
 }
 
 impl Component {
     /// Not started yet; the log is `<logs>/<name>.log`.
     pub fn new(recipe: Recipe, logs: &Path) -> Self {
         let log = logs.join(format!("{}.log", recipe.name));
-        Self { recipe, log, child: None }
+        Self { recipe, log, child: None, asked_to_end: AtomicBool::new(false) }
     }
 
     /// Its name.
@@ -125,6 +128,7 @@ impl Component {
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
         self.child = Some(child);
+        self.asked_to_end.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -142,6 +146,9 @@ impl Component {
     /// # Errors
     /// If the signal cannot be sent.
     pub fn terminate(&self) -> Result<()> {
+        if self.asked_to_end.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
         self.signal(Signal::SIGTERM)
     }
 
@@ -179,7 +186,7 @@ impl Component {
         if self.child.is_none() {
             return Ok(None);
         }
-        self.signal(Signal::SIGTERM)?;
+        self.terminate()?;
         let deadline = Instant::now() + GRACE;
         while let Some(child) = &mut self.child {
             if let Some(status) = child.try_wait()? {

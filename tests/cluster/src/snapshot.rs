@@ -1,7 +1,7 @@
 //! What a cluster and its node look like at one moment, to compare two: every object of every kind that the API serves, and
 //! the kubelet's directories.
 //!
-//! Left out is what Kubernetes writes by itself (`OF_KUBERNETES`, `strip`); everything else counts.
+//! Left out is what Kubernetes writes by itself (`OF_KUBERNETES`, `strip`, the kubelets' Leases); everything else counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,7 +74,11 @@ impl Snapshot {
     }
 
     fn add(&mut self, group: &str, kind: &str, object: DynamicObject) -> Result<()> {
-        let name = format!("{group} {kind} {}/{}", object.namespace().unwrap_or_default(), object.name_any());
+        let namespace = object.namespace().unwrap_or_default();
+        if kind == "Lease" && namespace == "kube-node-lease" {
+            return Ok(());
+        }
+        let name = format!("{group} {kind} {namespace}/{}", object.name_any());
         let mut object = serde_json::to_value(object)?;
         self.whole.insert(name.clone(), object.to_string());
         if !OF_KUBERNETES.contains(&kind) {

@@ -46,8 +46,15 @@ pub fn containers() -> Result<Vec<Container>> {
         };
         found.extend(look(&folder, pid));
     }
-    found.sort_by(|a, b| (&a.pod_uid, &a.name).cmp(&(&b.pod_uid, &b.name)));
-    Ok(found)
+    Ok(one_each(found))
+}
+
+/// One for each container: a probe or an `exec` is a process of the same one.
+fn one_each(mut found: Vec<Container>) -> Vec<Container> {
+    let key = |c: &Container| (c.pod_uid.clone(), c.name.clone(), c.id.clone(), c.pid);
+    found.sort_by_key(key);
+    found.dedup_by(|later, first| later.pod_uid == first.pod_uid && later.id == first.id);
+    found
 }
 
 fn look(folder: &Path, pid: u32) -> Option<Container> {
@@ -114,6 +121,19 @@ mod tests {
         );
         assert_eq!(container_name(&mounts, UID).as_deref(), Some("train"));
         assert_eq!(container_name(&mounts, "another"), None);
+    }
+
+    #[test]
+    fn a_probe_is_no_second_container_and_a_restarted_one_is() {
+        let process = |id: &str, pid| Container {
+            pod_uid: UID.into(),
+            name: "main".into(),
+            id: id.into(),
+            pid,
+            environment: BTreeMap::new(),
+        };
+        let found = one_each(vec![process("b", 30), process("a", 20), process("a", 10)]);
+        assert_eq!(found, [process("a", 10), process("b", 30)]);
     }
 
     #[test]

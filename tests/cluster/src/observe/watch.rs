@@ -32,8 +32,8 @@ pub struct Observer {
 pub struct Report {
     /// How often it looked.
     pub looks: u64,
-    /// Different containers that held a card.
-    pub holders: BTreeSet<String>,
+    /// Different containers that held a card: UID of the pod, and name.
+    pub holders: BTreeSet<(String, String)>,
     /// Each violation once, with how many looks it was there for.
     pub violations: BTreeMap<Violation, u64>,
     /// Containers that ran without a pod of theirs ever being seen in the API: they cannot be judged.
@@ -105,7 +105,9 @@ pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Rep
         }
         let holdings = holdings(&running, &claims);
         report.looks += 1;
-        report.holders.extend(holdings.iter().filter(|h| !h.cards.is_empty()).map(|h| h.claim.who.clone()));
+        // With the UID: a StatefulSet's next pod has the same name.
+        let holders = running.iter().filter(|c| !c.cards().is_empty() && claims.contains_key(&key(c)));
+        report.holders.extend(holders.map(key));
         for violation in judge(&holdings, BLOCKS_PER_CARD) {
             *report.violations.entry(violation).or_default() += 1;
         }

@@ -179,7 +179,8 @@ fn workload(name: &str) -> Value {
     pod["terminationGracePeriodSeconds"] = json!(1);
     if name == WORKLOADS[1] {
         let mut broken = container("main", GPU);
-        let field = format!("metadata.annotations['{}']", names::POLICY);
+        // Not an annotation of our own group: this is the owner's manifest, and stays when we go.
+        let field = format!("metadata.annotations['{}']", names::GPU_ASSIGNED);
         broken["env"] = json!([{"name": "CONVERTED_BY", "valueFrom": {"fieldRef": {"fieldPath": field}}}]);
         broken["readinessProbe"] =
             json!({"exec": {"command": ["/work", "without", "CONVERTED_BY"]}, "periodSeconds": 1});
@@ -415,20 +416,25 @@ async fn uninstall(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
     Ok(())
 }
 
-/// Nothing that is there now was not there before, nothing is missing, and no object says our name. The kubelet counts
-/// devices of a plugin that is gone as 0 until its node is made anew, and that is all that may differ.
+/// Nothing that is there now was not there before, nothing is missing, and no object says our name; all cards are whole cards
+/// again, and nothing is offered in shares. The kubelet counts the devices of a plugin that is gone in the node's capacity for
+/// five minutes more, and then as 0 until its node is made anew: that is all that may differ.
 async fn as_before(cluster: &mut Cluster, before: &Snapshot) -> Result<()> {
     let dialect = Dialect::default();
-    let zero = [&dialect.cores, &dialect.memory]
-        .map(|name| format!(" Node /{NODE} capacity {name}: was null, is \"0\""));
+    let shares = [&dialect.cores, &dialect.memory];
+    let capacity = shares.map(|name| format!(" Node /{NODE} capacity {name}: was null, "));
     until(cluster, "the cluster to be as before", async |client| {
         let now = Snapshot::take(client).await?;
         let mut left = before.differences(&now);
-        left.retain(|line| !zero.contains(line));
+        left.retain(|line| !capacity.iter().any(|start| line.starts_with(start)));
         left.extend(now.traces(&["gpu-migrate.io", "gpu-migrate-system", "predicate-gpu-idx"]));
         Ok(Seen::from_bool(left.is_empty(), || format!("{left:#?}")))
     })
-    .await
+    .await?;
+    for name in shares {
+        offered(cluster, name, 0).await?;
+    }
+    offered(cluster, &dialect.legacy, CARDS).await
 }
 
 /// So that the next scenario finds the cluster as this one did.
