@@ -109,7 +109,7 @@ fn a_rollout_in_waves_says_in_which_each_workload_is_moved() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let line = |name: &str| out.lines().find(|line| line.contains(name)).unwrap_or_default();
     assert!(out.starts_with("2 converted, 3 left alone"), "{out}");
-    assert!(line("danlu/canary").contains("1 card → 100 cores, 42 blocks, in wave 1 of 2"), "{out}");
+    assert!(line("danlu/canary").contains("1 whole card → 100 cores and 42 blocks, in wave 1 of 2"), "{out}");
     assert!(line("danlu/store").contains("in wave 2 of 2"), "{out}");
     assert!(line("danlu/forgotten").contains("no wave of its policy reaches it"), "{out}");
     assert!(line("danlu/byhand").contains("OnDelete"), "{out}");

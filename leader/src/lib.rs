@@ -264,9 +264,10 @@ mod tests {
     }
 
     fn failure(code: u16) -> (u16, Value) {
+        let reason = if code == 404 { "NotFound" } else { "Conflict" };
         (
             code,
-            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "Other", "code": code}),
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": reason, "code": code}),
         )
     }
 
