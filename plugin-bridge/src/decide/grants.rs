@@ -106,6 +106,12 @@ impl Grant {
         self.confirmed || !self.answered && self.candidate.is_some()
     }
 
+    /// It is known, if only by an earlier life, to be another's than `holder`'s.
+    #[must_use]
+    pub fn is_of_another(&self, holder: &HolderId) -> bool {
+        self.is_known() && self.whose() != Some(holder)
+    }
+
     /// The answer differed from the question.
     #[must_use]
     pub fn deviates(&self) -> bool {

@@ -130,7 +130,8 @@ impl Books {
                 let resource = self.resource(name);
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
                 let unconfirmed = |(_, g): &(&GrantId, &Grant)| {
-                    !g.confirmed && g.since <= asked && g.resource == resource && g.kubelet == keys
+                    let same = g.resource == resource && g.kubelet == keys;
+                    same && !g.confirmed && g.since <= asked && !g.is_of_another(&holder)
                 };
                 if let Some(id) = self.grants.iter().rfind(unconfirmed).map(|(id, _)| *id) {
                     self.confirm(id, holder.clone());
@@ -355,9 +356,7 @@ impl Books {
                 .filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
         };
         let confirmed = same().find(|(_, g)| g.confirmed && g.holder == *holder);
-        // What an earlier life knew to be another's is not this one's.
-        let of_another = |g: &Grant| g.is_known() && g.whose() != Some(holder);
-        let nameless = || same().filter(|(id, g)| !g.confirmed && **id <= mark && !of_another(g));
+        let nameless = || same().filter(|(id, g)| !g.confirmed && **id <= mark && !g.is_of_another(holder));
         // Of several the latest: the kubelet gives the same devices out again when it does not know of those before.
         confirmed.or_else(|| nameless().next_back()).map(|(id, _)| *id)
     }

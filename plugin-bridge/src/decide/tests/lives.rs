@@ -395,3 +395,29 @@ fn an_init_container_with_the_devices_of_its_successor_is_looked_at_too() {
     ];
     live(&steps).unwrap();
 }
+
+#[test]
+fn what_an_earlier_life_knew_to_be_anothers_is_not_confirmed_by_a_list() {
+    let admit = |fault| Step::Admit { core_first: false, fault, at: 0, shuffle: 0 };
+    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
+    let (init, app) = (ContainerKind::Init, ContainerKind::App);
+    let bind = |containers: Vec<(ContainerKind, Demand)>| Step::Bind { containers, reserved: None };
+    let steps = [
+        bind(vec![legacy(init, 2), legacy(app, 1)]),
+        admit(Fault::None),
+        Step::End(0),
+        bind(vec![(app, share(25, 1))]),
+        admit(Fault::None),
+        bind(vec![(app, share(25, 1))]),
+        bind(vec![legacy(app, 1)]),
+        Step::KubeletHears(3),
+        Step::Ask,
+        admit(Fault::AgentDies),
+        admit(Fault::None),
+        Step::Hear(1),
+        Step::Hear(1),
+        Step::Ask,
+        Step::RestartAgent,
+    ];
+    live(&steps).unwrap();
+}
