@@ -129,11 +129,14 @@ impl Books {
             for (name, ids) in &row.devices {
                 let resource = self.resource(name);
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
-                let unconfirmed = |(_, g): &(&GrantId, &Grant)| {
-                    let same = g.resource == resource && g.kubelet == keys;
-                    same && !g.confirmed && g.since <= asked && !g.is_of_another(&holder)
+                let about_it = |(_, g): &(&GrantId, &Grant)| {
+                    let named = g.confirmed && g.holder == holder;
+                    let nameless = !g.confirmed && g.since <= asked && !g.is_of_another(&holder);
+                    g.resource == resource && g.kubelet == keys && (named || nameless)
                 };
-                if let Some(id) = self.grants.iter().rfind(unconfirmed).map(|(id, _)| *id) {
+                // Of several the latest; if that one is named already, those before it are about somebody else.
+                let latest = self.grants.iter().rfind(about_it);
+                if let Some(id) = latest.filter(|(_, g)| !g.confirmed).map(|(id, _)| *id) {
                     self.confirm(id, holder.clone());
                     named.insert(holder.clone());
                 }

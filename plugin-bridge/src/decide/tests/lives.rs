@@ -421,3 +421,24 @@ fn what_an_earlier_life_knew_to_be_anothers_is_not_confirmed_by_a_list() {
     ];
     live(&steps).unwrap();
 }
+
+#[test]
+fn a_promise_that_nobody_took_up_is_not_confirmed_beside_the_one_that_was() {
+    let admit = |fault, at| Step::Admit { core_first: false, fault, at, shuffle: 0 };
+    let legacy = |kind, n| (kind, Demand { legacy: n, ..Demand::NONE });
+    let bind = |containers: Vec<(ContainerKind, Demand)>| Step::Bind { containers, reserved: None };
+    let steps = [
+        bind(vec![legacy(ContainerKind::Init, 2), legacy(ContainerKind::App, 1)]),
+        admit(Fault::AgentDiesAfterWriting, 1),
+        Step::SpoilBook,
+        Step::Hear(1),
+        Step::Ask,
+        bind(vec![legacy(ContainerKind::App, 1)]),
+        Step::Hear(1),
+        admit(Fault::None, 0),
+        Step::Hear(1),
+        Step::Ask,
+        Step::StartAndDie(0),
+    ];
+    live(&steps).unwrap();
+}
