@@ -3,7 +3,10 @@
 //! What is asserted is where the annotations of the Bindings say that shares are; legacy pods on nodes without a kubelet have
 //! no card yet, and count by their number.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
@@ -174,32 +177,32 @@ pub(crate) async fn a_higher_class_preempts_one_card_only(cluster: &mut Cluster)
     let mut spec = on(&node, shared_spec(100, 100));
     spec["priorityClassName"] = json!(urgent);
     cluster.create_pod(&namespace, "urgent", spec).await?;
-    // No kubelet ends the victims here, so the test does once the scheduler has asked for it.
+    // No kubelet ends the victims here, so the test does, as the scheduler asks for one after the other.
     let pods = cluster.pods(&namespace);
-    let victims: Vec<String> = cluster
-        .until("victims to be chosen", PATIENCE, || async {
+    let victims = tokio::sync::Mutex::new(BTreeSet::new());
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    let urgent_pod = cluster
+        .until("urgent to be bound in place of its victims", PATIENCE, || async {
             let list = pods.list(&ListParams::default()).await?.items;
-            let chosen: Vec<String> = list
-                .iter()
-                .filter(|p| p.metadata.deletion_timestamp.is_some())
-                .map(ResourceExt::name_any)
-                .collect();
-            let urgent = list.iter().find(|p| p.name_any() == "urgent");
-            Ok(if chosen.is_empty() { Seen::NotYet(phase_and_why(urgent)) } else { Seen::Done(chosen) })
+            for victim in list.iter().filter(|p| p.metadata.deletion_timestamp.is_some()) {
+                victims.lock().await.insert(victim.name_any());
+                pods.delete(&victim.name_any(), &now).await?;
+            }
+            let urgent = list.into_iter().find(|p| p.name_any() == "urgent");
+            Ok(match urgent {
+                Some(pod) if node_of(&pod).is_some() => Seen::Done(pod),
+                other => Seen::NotYet(phase_and_why(other.as_ref())),
+            })
         })
         .await?;
-    for victim in &victims {
-        delete_now(cluster, &namespace, victim).await?;
-    }
-    let urgent_pod = bound(cluster, &namespace, "urgent").await?;
     classes.delete(&urgent, &DeleteParams::default()).await?;
 
     let freed = &chosen(&urgent_pod)?.cards;
     let mut expected: Vec<&String> =
         cards.iter().filter(|(_, c)| *c == freed).map(|(name, _)| name).collect();
-    let mut victims: Vec<&String> = victims.iter().collect();
+    let victims = victims.into_inner();
+    let victims: Vec<&String> = victims.iter().collect();
     expected.sort();
-    victims.sort();
     ensure!(victims == expected, "it got card {freed:?} of {expected:?}, but {victims:?} were ended");
     Ok(())
 }
