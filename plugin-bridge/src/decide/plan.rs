@@ -1,6 +1,6 @@
 //! For whom an allocation of a vcuda resource probably is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use gpu_migrate_model::ask::Demand;
 use gpu_migrate_model::device_id::SharedResource;
@@ -39,17 +39,57 @@ impl Plan {
     }
 }
 
+/// What each container was promised so far: its cores, its memory.
+pub(super) struct Promised<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 2]>);
+
+impl Promised<'_> {
+    pub(super) fn of(
+        &self,
+        pod: &PodView,
+        container: &ContainerView,
+        resource: SharedResource,
+    ) -> Option<GrantId> {
+        self.0.get(&(pod.uid.as_str(), container.ask.name.as_str()))?[place(resource)]
+    }
+}
+
+const fn place(resource: SharedResource) -> usize {
+    match resource {
+        SharedResource::Cores => 0,
+        SharedResource::Memory => 1,
+    }
+}
+
 impl Books {
+    /// Looked up once for a decision: every waiting container is compared with it.
+    pub(super) fn promised(&self) -> Promised<'_> {
+        let mut promised = HashMap::with_capacity(self.grants.len());
+        for (id, grant) in &self.grants {
+            if let (Resource::Shared(resource), Some(whose)) = (&grant.resource, grant.whose()) {
+                let slots: &mut [Option<GrantId>; 2] =
+                    promised.entry((whose.pod_uid.as_str(), whose.container.as_str())).or_default();
+                // The first of several.
+                slots[place(*resource)].get_or_insert(*id);
+            }
+        }
+        Promised(promised)
+    }
+
     /// Pending containers that still want this much of this resource, likeliest first.
-    fn candidates(&self, resource: SharedResource, size: usize) -> Vec<(&PodView, &ContainerView)> {
+    fn candidates(
+        &self,
+        promised: &Promised<'_>,
+        resource: SharedResource,
+        size: usize,
+    ) -> Vec<(&PodView, &ContainerView)> {
         let mut found: Vec<_> = self
             .pending_shared()
             .filter(|(_, container)| amount(resource, &container.ask.demand) as usize == size)
-            .filter(|(pod, container)| self.grant_of(pod, container, resource).is_none())
+            .filter(|(pod, container)| promised.of(pod, container, resource).is_none())
             .collect();
         // The kubelet finishes a container before it begins another, and pods in the order in which they came.
         found.sort_by_key(|(pod, container)| {
-            (self.grant_of(pod, container, other(resource)).is_none(), pod.order, pod.name.clone())
+            (promised.of(pod, container, other(resource)).is_none(), pod.order, pod.name.as_str())
         });
         found
     }
@@ -64,26 +104,13 @@ impl Books {
             .filter(|(_, container)| container.ask.demand.is_shared())
     }
 
-    pub(super) fn grant_of(
-        &self,
-        pod: &PodView,
-        container: &ContainerView,
-        resource: SharedResource,
-    ) -> Option<GrantId> {
-        let is = |h: &HolderId| h.pod_uid == pod.uid && h.container == container.ask.name;
-        let resource = Resource::Shared(resource);
-        self.grants
-            .iter()
-            .find(|(_, g)| g.resource == resource && g.whose().is_some_and(is))
-            .map(|(id, _)| *id)
-    }
-
     /// Whether a pending container is known that wants this much. If not, the pod may not have been seen yet.
     #[must_use]
     pub fn has_candidate(&self, resource: SharedResource, size: usize) -> bool {
+        let promised = self.promised();
         match self.open_half(resource) {
-            Some(open) => !self.completing(open, resource, size).is_empty(),
-            None => !self.candidates(resource, size).is_empty(),
+            Some(open) => !self.completing(&promised, open, resource, size).is_empty(),
+            None => !self.candidates(&promised, resource, size).is_empty(),
         }
     }
 
@@ -102,15 +129,17 @@ impl Books {
             self.pods.get(uid).is_some_and(|p| !p.phase.terminal()).then(|| uid.clone())
         });
         let open = self.open_half(resource);
+        let promised = &self.promised();
         if let Some(plan) =
-            open.and_then(|open| self.plan_second_half(open, resource, size, of_pod.as_deref()))
+            open.and_then(|open| self.plan_second_half(promised, open, resource, size, of_pod.as_deref()))
         {
             return plan;
         }
-        let candidates = self.candidates(resource, size);
+        let half = |pod: &PodView, container: &ContainerView| promised.of(pod, container, other(resource));
+        let candidates = self.candidates(promised, resource, size);
         let chosen = of_pod
             .and_then(|uid| candidates.iter().find(|(pod, _)| pod.uid == uid))
-            .or_else(|| candidates.iter().find(|(pod, c)| self.grant_of(pod, c, other(resource)).is_some()))
+            .or_else(|| candidates.iter().find(|(pod, c)| half(pod, c).is_some()))
             .or_else(|| {
                 candidates
                     .iter()
@@ -118,9 +147,7 @@ impl Books {
             })
             .or_else(|| candidates.first());
         match (chosen, open) {
-            (Some((pod, container)), _) => {
-                self.plan_for(pod, container, self.grant_of(pod, container, other(resource)))
-            }
+            (Some((pod, container)), _) => self.plan_for(pod, container, half(pod, container)),
             (None, Some(open)) => self.plan_beside(open, resource, size),
             (None, None) => self.plan_for_nobody(resource, size),
         }
@@ -129,13 +156,14 @@ impl Books {
     /// The plan for the second resource of the container whose first was just answered, if one is known that wants both.
     fn plan_second_half(
         &self,
+        promised: &Promised<'_>,
         open: GrantId,
         resource: SharedResource,
         size: usize,
         of_pod: Option<&str>,
     ) -> Option<Plan> {
         let grant = &self.grants[&open];
-        let completing = self.completing(open, resource, size);
+        let completing = self.completing(promised, open, resource, size);
         let cards = self.cards_of(&grant.actual);
         let chosen = match of_pod {
             Some(uid) => completing.iter().find(|(pod, _)| pod.uid == uid),
@@ -202,6 +230,7 @@ impl Books {
     /// Pending containers that the open half and this much of the other resource make complete.
     fn completing(
         &self,
+        promised: &Promised<'_>,
         open: GrantId,
         resource: SharedResource,
         size: usize,
@@ -211,10 +240,10 @@ impl Books {
             .pending_shared()
             .filter(|(_, c)| amount(resource, &c.ask.demand) as usize == size)
             .filter(|(_, c)| amount(other(resource), &c.ask.demand) as usize == first)
-            .filter(|(pod, c)| self.grant_of(pod, c, resource).is_none())
-            .filter(|(pod, c)| self.grant_of(pod, c, other(resource)).is_none_or(|id| id == open))
+            .filter(|(pod, c)| promised.of(pod, c, resource).is_none())
+            .filter(|(pod, c)| promised.of(pod, c, other(resource)).is_none_or(|id| id == open))
             .collect();
-        found.sort_by_key(|(pod, _)| (pod.order, pod.name.clone()));
+        found.sort_by_key(|(pod, _)| (pod.order, pod.name.as_str()));
         found
     }
 }

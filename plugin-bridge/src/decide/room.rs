@@ -165,6 +165,7 @@ impl Books {
     /// What pending pods are about to take of each card, by the extender's choice.
     pub(super) fn reserved_for_others(&self, but: Option<&HolderId>) -> BTreeMap<CardIndex, (Cores, Blocks)> {
         let mut reserved: BTreeMap<CardIndex, (Cores, Blocks)> = BTreeMap::new();
+        let promised = self.promised();
         for (pod, container) in self.pending_shared() {
             if but.is_some_and(|h| h.pod_uid == pod.uid) {
                 continue;
@@ -173,10 +174,10 @@ impl Books {
             let share = &container.ask.demand;
             for card in &container.reserved {
                 let slot = reserved.entry(*card).or_default();
-                if self.grant_of(pod, container, SharedResource::Cores).is_none() {
+                if promised.of(pod, container, SharedResource::Cores).is_none() {
                     slot.0 += Cores(share.cores.0 / count);
                 }
-                if self.grant_of(pod, container, SharedResource::Memory).is_none() {
+                if promised.of(pod, container, SharedResource::Memory).is_none() {
                     slot.1 += Blocks(share.blocks.0.div_ceil(count));
                 }
             }
