@@ -72,6 +72,11 @@ fn look(folder: &Path, pid: u32) -> Option<Container> {
     let (pod_uid, id) = cgroup_of(&fs::read_to_string(folder.join("cgroup")).ok()?)?;
     let name = container_name(&fs::read_to_string(folder.join("mountinfo")).ok()?, &pod_uid)?;
     let environment = fs::read(folder.join("environ")).ok()?;
+    // The kernel reads both from the process's memory, and says nothing of one that has lost it: what is cut short by the
+    // end of the process is no environment. Nor is none at all, as in the midst of an execve: the kubelet always gives one.
+    if environment.is_empty() || fs::read(folder.join("cmdline")).ok()? != command {
+        return None;
+    }
     let environment = environment
         .split(|b| *b == 0)
         .filter_map(|pair| {
@@ -134,6 +139,23 @@ mod tests {
         };
         let found = one_each(vec![process("b", 30), process("a", 20), process("a", 10)]);
         assert_eq!(found, [process("a", 10), process("b", 30)]);
+    }
+
+    #[test]
+    fn a_process_that_ends_while_it_is_looked_at_is_no_container() {
+        let name = format!("gpu-migrate-proc-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let file = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        file("cmdline", "/work\0hold\0");
+        file("cgroup", &format!("0::/kubepods/pod{UID}/cafe\n"));
+        file("mountinfo", &format!("/lib/kubelet/pods/{UID}/containers/train/1f2e /dev/termination-log\n"));
+        file("environ", "NVIDIA_VISIBLE_DEVICES=GPU-a\0");
+        let alive = look(&folder, 1).map(|container| container.cards());
+        file("environ", "");
+        let ended = look(&folder, 1);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((alive, ended), (Some(vec!["GPU-a".to_owned()]), None));
     }
 
     #[test]
