@@ -70,6 +70,8 @@ pub struct Books {
     pub(super) upstream: BTreeMap<Arc<str>, Vec<UpstreamDevice>>,
     /// Parts of cards (MIG devices) that do not carry their card's UUID.
     pub(super) parts: BTreeMap<String, CardIndex>,
+    /// Processes that were last seen on each card, in the host's numbering. A witness only: nothing is freed or held by it.
+    pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
     /// Deviations of an earlier life, until the kubelet's book has been read.
     pub(super) journal: Vec<Deviation>,
     pub(super) withdrawn: BTreeMap<String, Millis>,
@@ -114,6 +116,7 @@ impl Books {
             pods: PodTable::default(),
             upstream: BTreeMap::new(),
             parts: BTreeMap::new(),
+            processes: BTreeMap::new(),
             journal: Vec::new(),
             withdrawn: BTreeMap::new(),
             book_read: None,
@@ -140,6 +143,11 @@ impl Books {
     /// Which card each part (MIG device) is on, where its ID does not say.
     pub fn set_parts(&mut self, parts: BTreeMap<String, CardIndex>) {
         self.parts = parts;
+    }
+
+    /// Takes the processes that run on a card now.
+    pub fn observe_processes(&mut self, card: CardIndex, processes: impl IntoIterator<Item = u32>) {
+        self.processes.insert(card, processes.into_iter().collect());
     }
 
     /// The ledger, to look at.

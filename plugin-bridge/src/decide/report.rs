@@ -123,6 +123,17 @@ impl Books {
             .collect()
     }
 
+    /// What the kubelet's own book names for each legacy holder that was given other devices.
+    #[must_use]
+    pub fn legacy_deviations(&self) -> BTreeMap<HolderId, Vec<String>> {
+        let mut deviating: BTreeMap<HolderId, Vec<String>> = BTreeMap::new();
+        let legacy = self.grants.values().filter(|g| matches!(g.resource, Resource::Legacy(_)));
+        for grant in legacy.filter(|g| g.deviates()) {
+            deviating.entry(grant.holder.clone()).or_default().extend(self.ids_of(&grant.kubelet));
+        }
+        deviating
+    }
+
     /// Namespace and name of the pod behind a holder's UID in the ledger, as far as known.
     #[must_use]
     pub fn pod_name(&self, uid: &str) -> Option<(String, String)> {
@@ -179,6 +190,65 @@ impl Books {
                 }
             }
         }
+        for (card, processes) in &self.processes {
+            let nobody = self.ledger.holds(*card).next().is_none();
+            if nobody && !processes.is_empty() {
+                let numbers = processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                drift.insert(Drift {
+                    card: *card,
+                    what: format!("nobody holds it, and processes {numbers} run on it"),
+                });
+            }
+        }
         drift.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_migrate_model::card::Card;
+    use gpu_migrate_model::topology::{LinkLevel, Topology};
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::decide::{Settings, UpstreamDevice};
+
+    #[test]
+    fn a_legacy_holder_on_another_card_than_the_kubelets_is_told() {
+        const GPU: &str = "nvidia.com/gpu";
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut books = Books::new(
+            Settings::default(),
+            (0..2).map(card).collect(),
+            &Topology::uniform(2, LinkLevel::Pix),
+        );
+        books.observe_book(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        let device =
+            |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
+        books.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        books.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
+        let granted = books.allocate_legacy(GPU, &["GPU-0".to_owned()], 3).unwrap();
+        assert_eq!((granted.devices, granted.deviates), (vec!["GPU-1".to_owned()], true));
+        let told: Vec<_> = books.legacy_deviations().into_values().collect();
+        assert_eq!(told, [["GPU-0"]]);
+    }
+
+    #[test]
+    fn processes_on_a_card_that_nobody_holds_are_drift() {
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut books = Books::new(
+            Settings::default(),
+            (0..2).map(card).collect(),
+            &Topology::uniform(2, LinkLevel::Pix),
+        );
+        books.observe_book(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        books.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
+        books.observe_processes(CardIndex(0), [7]);
+        assert!(books.drift(&[], 10_000, 3).is_empty(), "it is held");
+        books.observe_processes(CardIndex(1), [9, 8]);
+        let what = "nobody holds it, and processes 8, 9 run on it".to_owned();
+        assert_eq!(books.drift(&[], 10_000, 3), [Drift { card: CardIndex(1), what }]);
+        books.observe_processes(CardIndex(1), []);
+        assert!(books.drift(&[], 10_000, 3).is_empty());
     }
 }

@@ -1,7 +1,11 @@
-//! How the cards are, over time: XID events, cards lost, and the way back.
+//! How the cards are, over time: XID events, memory errors, cards lost, and the way back.
 //!
 //! NVIDIA's plugin calls a card Unhealthy at the first bad event and never Healthy again. Here a card is well again when NVML has
 //! answered for it for a while without a new event.
+//!
+//! Of memory errors the corrected ones are only logged. An uncorrected one (a double-bit ECC event, XID 48) is a bad event, and for as
+//! long as a row remapping waits for a reset of the card, or has failed, nobody new is put on it (NVIDIA, "GPU Memory Error
+//! Management"; before Ampere: a page that waits for its retirement). Who has the card keeps it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +15,12 @@ use std::time::Duration;
 use gpu_migrate_model::card::Health;
 use gpu_migrate_model::units::CardIndex;
 use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{EventSet, Nvml};
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
+use nvml_wrapper::{Device, EventSet, Nvml};
 use tokio_util::sync::CancellationToken;
 
 use super::file;
@@ -128,15 +135,15 @@ fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastWell, stop
                     tracing::info!(xid, ?uuid, "XID of an application; the card stays healthy");
                 } else {
                     tracing::warn!(xid, ?uuid, "XID error");
-                    // An event that names no card is about all of them.
-                    for (position, known) in uuids.iter().enumerate() {
-                        if uuid.as_ref().is_none_or(|u| u == known) {
-                            conditions[position].bad(node.now());
-                        }
-                    }
+                    mark(&mut conditions, uuids, uuid.as_ref(), node.now());
                 }
             }
-            Ok(event) => tracing::warn!(kind = ?event.event_type, "NVML event"),
+            Ok(event) if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
+                let uuid = event.device.uuid().ok();
+                tracing::warn!(?uuid, "memory error that ECC could not correct");
+                mark(&mut conditions, uuids, uuid.as_ref(), node.now());
+            }
+            Ok(event) => tracing::info!(kind = ?event.event_type, "NVML event"),
             Err(NvmlError::Timeout) => {}
             // Not before the cards were asked: they say which one is lost.
             Err(error) => {
@@ -148,21 +155,80 @@ fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastWell, stop
         for (position, uuid) in uuids.iter().enumerate() {
             let now = node.now();
             let condition = &mut conditions[position];
-            match nvml.device_by_uuid(uuid.as_str()).and_then(|device| device.memory_info().map(drop)) {
-                Ok(()) | Err(NvmlError::NotSupported) => {
+            let device = nvml.device_by_uuid(uuid.as_str());
+            let answers = device.as_ref().map_err(ToString::to_string).and_then(answers);
+            match answers.and_then(|()| device.as_ref().map_or(Ok(()), memory_is_sound)) {
+                Ok(()) => {
                     if condition.answered(now) == Health::Healthy
                         && let Some(at) = last.cards.get(position)
                     {
                         at.store(now, Ordering::Relaxed);
                     }
                 }
-                Err(error) => {
-                    tracing::warn!(%uuid, %error, "card does not answer");
+                Err(why) => {
+                    tracing::warn!(%uuid, why, "card is not to be used");
                     condition.bad(now);
                 }
             }
+            if let Ok(device) = &device {
+                witness(node, CardIndex::from(position), device);
+            }
             tell(node, CardIndex::from(position), condition.health());
         }
+    }
+}
+
+/// An event that names no card is about all of them.
+fn mark(conditions: &mut [Condition], uuids: &[String], uuid: Option<&String>, now: Millis) {
+    for (condition, known) in conditions.iter_mut().zip(uuids) {
+        if uuid.is_none_or(|uuid| uuid == known) {
+            condition.bad(now);
+        }
+    }
+}
+
+fn answers(device: &Device<'_>) -> Result<(), String> {
+    match device.memory_info() {
+        Ok(_) | Err(NvmlError::NotSupported) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What the driver does not tell is no reason.
+fn memory_is_sound(device: &Device<'_>) -> Result<(), String> {
+    let rows = device
+        .field_values_for(&[FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)])
+        .unwrap_or_default();
+    let told =
+        |position: usize| match rows.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
+            Some(SampleValue::U32(value)) => Some(*value != 0),
+            _ => None,
+        };
+    unsound(told(0), told(1), device.are_pages_pending_retired().ok())
+        .map_or(Ok(()), |why| Err(why.to_owned()))
+}
+
+/// Why a card's memory is not to be used, if so.
+fn unsound(
+    row_pending: Option<bool>,
+    row_failed: Option<bool>,
+    page_pending: Option<bool>,
+) -> Option<&'static str> {
+    if row_failed == Some(true) {
+        Some("the remapping of a faulty memory row failed; the card has to be replaced")
+    } else if row_pending == Some(true) {
+        Some("a faulty memory row waits to be remapped; reset the card once it is free")
+    } else if page_pending == Some(true) {
+        Some("a faulty memory page waits to be retired; reset the card once it is free")
+    } else {
+        None
+    }
+}
+
+/// The processes that NVML sees on a card, as a witness for who holds it.
+fn witness(node: &Node, card: CardIndex, device: &Device<'_>) {
+    if let Ok(processes) = device.running_compute_processes() {
+        node.with(|books, _| books.observe_processes(card, processes.iter().map(|process| process.pid)));
     }
 }
 
@@ -247,5 +313,25 @@ mod tests {
         condition.bad(1000);
         assert_eq!(condition.answered(1000 + PROBATION - 1), Health::Unhealthy);
         assert_eq!(condition.answered(1000 + PROBATION), Health::Healthy);
+    }
+
+    #[test]
+    fn memory_that_waits_for_a_reset_is_not_sound() {
+        assert_eq!(unsound(None, None, None), None);
+        assert_eq!(unsound(Some(false), Some(false), Some(false)), None);
+        assert!(unsound(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
+        assert!(unsound(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
+        assert!(unsound(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
+    }
+
+    #[test]
+    fn an_event_that_names_no_card_is_about_all() {
+        let uuids = ["GPU-a".to_owned(), "GPU-b".to_owned()];
+        let unhealthy = |uuid: Option<&String>| {
+            let mut conditions = [Condition::default(); 2];
+            mark(&mut conditions, &uuids, uuid, 1);
+            conditions.map(|condition| condition.health() == Health::Unhealthy)
+        };
+        assert_eq!((unhealthy(None), unhealthy(Some(&uuids[1]))), ([true; 2], [false, true]));
     }
 }

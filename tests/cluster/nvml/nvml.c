@@ -5,7 +5,9 @@
 //
 //   NVML_STAND_IN_CARDS=8      how many cards (default 8, at most 64)
 //   NVML_STAND_IN_STATE=DIR    faults, read at every call: DIR/xid-<i> holds an XID number, reported once per change of
-//                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus.
+//                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus;
+//                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> holds
+//                              the number of a process that computes on it.
 //
 // Build: cc -shared -fPIC -O2 -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c
 
@@ -38,6 +40,19 @@ typedef struct {
   unsigned long long eventType, eventData;
   unsigned gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
+
+typedef struct {
+  unsigned fieldId, scopeId;
+  long long timestamp, latencyUsec;
+  int valueType;
+  nvmlReturn_t nvmlReturn;
+  union { double d; unsigned u; unsigned long long ull; } value;
+} nvmlFieldValue_t;
+typedef struct {
+  unsigned pid;
+  unsigned long long usedGpuMemory;
+  unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
 
 static card cards[MAX_CARDS];
 static int card_count = 8;
@@ -139,6 +154,36 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *d) 
   return NOT_FOUND;
 }
 
+// ---- its memory's faults, and who computes on it ----
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int n, nvmlFieldValue_t *values) {
+  char path[512];
+  WITH(d);
+  int waits = state_file(path, sizeof path, "remap", d->index) && access(path, F_OK) == 0;
+  for (int i = 0; i < n; i++) {
+    int pending = values[i].fieldId == 144, failed = values[i].fieldId == 145;
+    values[i].nvmlReturn = pending || failed ? SUCCESS : NOT_SUPPORTED;
+    values[i].valueType = 1; // an unsigned int
+    values[i].value.u = pending && waits;
+  }
+  return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *processes) {
+  char path[512];
+  unsigned pid = 0, room = *n;
+  WITH(d);
+  FILE *file = state_file(path, sizeof path, "process", d->index) ? fopen(path, "r") : NULL;
+  if (file) {
+    if (fscanf(file, "%u", &pid) != 1) pid = 0;
+    fclose(file);
+  }
+  *n = pid ? 1 : 0;
+  if (*n > room) return INSUFFICIENT_SIZE;
+  if (pid) processes[0] = (nvmlProcessInfo_t){pid, 1 << 20, ~0u, ~0u};
+  return SUCCESS;
+}
+
 // ---- what a card is ----
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *v, unsigned n) { char own[64]; WITH(d); uuid_of(d->index, own); return text(v, n, own); }
@@ -163,7 +208,6 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n) { WITH(
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t d, unsigned *is) { WITH(d); *is = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index / 4; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u) { WITH(d); *u = (nvmlUtilization_t){0, 0}; return SUCCESS; }
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *p) { (void)p; WITH(d); *n = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *p) { (void)p; WITH(d); *n = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t d, void *m) { (void)m; WITH(d); return NOT_SUPPORTED; }
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t d, void *f) { (void)f; WITH(d); return NOT_SUPPORTED; }

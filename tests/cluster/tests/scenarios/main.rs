@@ -6,6 +6,7 @@
 
 mod admission;
 mod churn;
+mod health;
 mod kubernetes;
 mod leaders;
 mod migration;
@@ -56,6 +57,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, path::legacy_pods_keep_off_shared_cards),
         scenario!(Bridged, path::a_deleted_legacy_pods_card_is_shared_next),
         scenario!(Bridged, path::restarts_move_no_card),
+        scenario!(Bridged, health::a_sick_card_gets_nobody_new_until_it_is_well),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
         scenario!(Bridged, admission::without_the_webhook_pods_stay_legacy),
