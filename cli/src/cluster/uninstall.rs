@@ -69,7 +69,7 @@ const LEASES: [&str; 4] = [
     "gpu-migrate-operator",
 ];
 
-/// What stands in the way: shared pods would lose their plugin, legacy pods theirs.
+/// What stands in the way: shared pods would lose their plugin, legacy pods theirs, or their card to a second one.
 fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     let mut found = Vec::new();
     let dialect = Dialect::default();
@@ -84,6 +84,23 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
             "{} shared pods are there, {first} first: take them back with `gpu-migrate rollout undo`",
             names.len()
         ));
+    }
+    for shadow in &snapshot.shadows {
+        let status = shadow.status.as_ref();
+        let cards = status.into_iter().flat_map(|status| &status.cards);
+        for (card, holder) in cards.flat_map(|card| card.holders.iter().map(move |holder| (card, holder))) {
+            if holder.deviates() {
+                found.push(format!(
+                    "legacy pod {}/{} on node {} has card {}, and the kubelet's book says {}: without the agent the card may be \
+                     given to a second pod; delete the pod, its controller makes another",
+                    holder.namespace,
+                    holder.pod,
+                    shadow.name_any(),
+                    card.card.uuid,
+                    holder.kubelet_devices.join(","),
+                ));
+            }
+        }
     }
     // Our own copy of NVIDIA's plugin goes as it came.
     for set in snapshot.daemon_sets.iter().filter(|set| !set.labels().contains_key(names::COMPONENT)) {
@@ -376,6 +393,26 @@ mod tests {
         let found = obstacles(&snapshot);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].starts_with("1 shared pods are there, n/p first"));
+    }
+
+    #[test]
+    fn a_card_that_only_the_agent_knows_of_stands_in_the_way() {
+        let shadow = |holder: Value| {
+            serde_json::from_value(json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "g"},
+                "spec": {}, "status": {"cards": [{"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096, "holders": [holder]}]}}))
+            .unwrap()
+        };
+        let as_known = shadow(json!({"namespace": "n", "pod": "p", "uid": "u", "container": "c"}));
+        let moved = shadow(
+            json!({"namespace": "n", "pod": "p", "uid": "u", "container": "c", "kubeletDevices": ["GPU-b"]}),
+        );
+        assert!(obstacles(&Snapshot { shadows: vec![as_known], ..Snapshot::default() }).is_empty());
+        let found = obstacles(&Snapshot { shadows: vec![moved], ..Snapshot::default() });
+        assert!(
+            found[0]
+                .starts_with("legacy pod n/p on node g has card GPU-a, and the kubelet's book says GPU-b"),
+            "{found:?}"
+        );
     }
 
     #[test]

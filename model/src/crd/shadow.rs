@@ -184,6 +184,10 @@ pub struct HolderStatus {
     /// The parts of the card that a legacy holder has, where it is not the whole.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
+    /// The devices that the kubelet's own book names for a legacy holder, where it was given others than the kubelet asked
+    /// for. Without the node agent the kubelet may give the card to someone else as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kubelet_devices: Vec<String>,
 }
 
 impl GPUShadowStatus {
@@ -254,6 +258,12 @@ impl GPUShadowStatus {
 }
 
 impl HolderStatus {
+    /// A legacy holder on another card than the kubelet's book says.
+    #[must_use]
+    pub fn deviates(&self) -> bool {
+        !self.kubelet_devices.is_empty()
+    }
+
     fn of(holder: &HolderId, hold: &Hold, name: impl Fn(&str) -> Option<(String, String)>) -> Self {
         let (namespace, pod) = name(&holder.pod_uid).unwrap_or_default();
         let mut status = Self {

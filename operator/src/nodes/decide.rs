@@ -2,12 +2,12 @@
 
 use super::daemonsets::{Owned, Role};
 use super::driver::{self, Look, Run, Step, detected, step};
-use super::switch::{OFF, Stage, brings_agent, stage, take_off};
+use super::switch::{Held, OFF, Stage, brings_agent, stage, take_off};
 use super::templates::{Agent, Component, TemplateError, Templates, daemon_set, installer};
 use super::{Labels, NodePods, NodeView, Say, Wanted};
 use crate::pools::{self, Place};
 use gpu_migrate_model::crd::{
-    Driver, DriverInstall, Exporter, GPUConfigSpec, GPUShadowStatus, InstallPhase, PluginMode,
+    Driver, DriverInstall, Exporter, GPUConfigSpec, GPUShadowStatus, HolderStatus, InstallPhase, PluginMode,
 };
 use gpu_migrate_model::names;
 use serde_json::Value;
@@ -86,7 +86,11 @@ pub fn plan(seen: &Seen<'_>) -> NodePlan {
     } else if seen.node.ours.is_empty() {
         return plan;
     }
-    match stage(seen.node, &target, holders(seen.shadow, true), seen.pods) {
+    let held = Held {
+        shares: holders(seen.shadow, is_share),
+        deviating: holders(seen.shadow, HolderStatus::deviates),
+    };
+    match stage(seen.node, &target, held, seen.pods) {
         Stage::Count => plan.count_pods = true,
         Stage::Settled(labels) => {
             let came_away = seen.node.is(names::NO_NEW_SHARES, "true") && !brings_agent(&labels);
@@ -216,7 +220,8 @@ fn driver_is_good(seen: &Seen<'_>, driver: &Driver, plan: &mut NodePlan) -> bool
         served,
     };
     let users = seen.pods.map_or(0, |pods| {
-        pods.legacy.max(holders(seen.shadow, false)) + pods.shared.max(holders(seen.shadow, true))
+        let whole = holders(seen.shadow, |holder| !is_share(holder));
+        pods.legacy.max(whole) + pods.shared.max(holders(seen.shadow, is_share))
     });
     let (next, install) = step(&look(users, served()));
     if matches!(next, Step::Begin | Step::Withdraw | Step::InUse) && seen.pods.is_none() {
@@ -249,12 +254,14 @@ fn withdraw(labels: &mut Labels) {
     take_off(labels);
 }
 
-/// Holders of shares, or of whole cards, as the node agent reports them.
-fn holders(shadow: Option<&GPUShadowStatus>, shares: bool) -> u32 {
+/// Holders of this kind, as the node agent reports them.
+fn holders(shadow: Option<&GPUShadowStatus>, wanted: fn(&HolderStatus) -> bool) -> u32 {
     let holders = shadow.into_iter().flat_map(|shadow| &shadow.cards).flat_map(|card| &card.holders);
-    let wanted =
-        holders.filter(|holder| (holder.cores.is_some() || holder.blocks.is_some()) == shares).count();
-    u32::try_from(wanted).unwrap_or(u32::MAX)
+    u32::try_from(holders.filter(|holder| wanted(holder)).count()).unwrap_or(u32::MAX)
+}
+
+const fn is_share(holder: &HolderStatus) -> bool {
+    holder.cores.is_some() || holder.blocks.is_some()
 }
 
 /// DaemonSets that are to be there and those that are not.

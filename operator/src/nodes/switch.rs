@@ -35,13 +35,22 @@ pub(super) fn brings_agent(labels: &Labels) -> bool {
     labels.contains_key(names::RUN_AGENT) || matches!(mode, Some("Bridged" | "Shared"))
 }
 
+/// Who the agent says stands in the way of its going.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Holders of shares.
+    pub shares: u32,
+    /// Legacy holders on another card than the kubelet's book says.
+    pub deviating: u32,
+}
+
 /// The next stage of a node on its way to `target`.
 #[must_use]
-pub fn stage(node: &NodeView, target: &Labels, share_holders: u32, pods: Option<&NodePods>) -> Stage {
+pub fn stage(node: &NodeView, target: &Labels, held: Held, pods: Option<&NodePods>) -> Stage {
     let to_agent = brings_agent(target);
     match (node.has_agent(), to_agent) {
         (_, true) => towards(node, target, pods),
-        (true, false) => away(node, target, share_holders, pods),
+        (true, false) => away(node, target, held, pods),
         (false, false) => direct(node, target, pods),
     }
 }
@@ -60,16 +69,26 @@ fn towards(node: &NodeView, target: &Labels, pods: Option<&NodePods>) -> Stage {
     Stage::Settled(target.clone())
 }
 
-fn away(node: &NodeView, target: &Labels, share_holders: u32, pods: Option<&NodePods>) -> Stage {
+fn away(node: &NodeView, target: &Labels, held: Held, pods: Option<&NodePods>) -> Stage {
     let Some(pods) = pods else { return Stage::Count };
     let closed = node.is(names::NO_NEW_SHARES, "true");
-    let shares = share_holders.max(pods.shared);
+    let shares = held.shares.max(pods.shared);
     let mut labels = node.current();
     labels.insert(names::NO_NEW_SHARES, "true".into());
     if shares > 0 {
         return Stage::Waiting(
             labels,
             format!("{shares} shares are still held; no new one comes, nothing is evicted"),
+        );
+    }
+    if held.deviating > 0 {
+        // Nobody but the agent knows which cards they have: the kubelet would give those out a second time.
+        return Stage::Waiting(
+            labels,
+            format!(
+                "{} legacy containers have another card than the kubelet's book says; the agent stays until they end",
+                held.deviating
+            ),
         );
     }
     if !closed {

@@ -356,6 +356,18 @@ fn away_from_the_bridge_the_last_share_and_then_the_agent_leave_first() {
     );
     let done = pairs(&[("plugin", "Legacy"), ("run-nvidia-plugin", "Legacy")]);
     assert_eq!((&steps[4], &steps[5]), (&done, &done));
+    // A legacy pod on another card than the kubelet knows of: the agent is the only one who knows.
+    let moved = Some(held(json!({"uid": "u", "container": "c", "kubeletDevices": ["GPU-b"]})));
+    let steps = walk(
+        &from,
+        Some(&spec("Legacy", json!({}))),
+        &[(pods(0, 1), moved.clone()), (pods(0, 1), moved), (pods(0, 1), None)],
+    );
+    assert_eq!((&steps[0], &steps[1]), (&closed, &closed));
+    assert_eq!(
+        steps[2],
+        pairs(&[("no-new-shares", "true"), ("plugin", "Bridged"), ("run-nvidia-plugin", "Off")])
+    );
     // What the agent that left has reported is forgotten, once it is gone.
     let mut closed_node = node(&[(PLUGIN, "Legacy"), (NVIDIA, "Off"), (CLOSED, "true")]);
     let mut case = Case { shadow: Some(held(json!({"uid": "old", "container": "c"}))), ..Case::default() };

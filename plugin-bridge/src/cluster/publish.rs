@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_model::crd::{GPUShadow, GPUShadowStatus};
+use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::names;
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -41,8 +42,14 @@ pub struct Fixed {
 /// The status as it is now; condition times are the caller's to settle.
 #[must_use]
 pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String]) -> GPUShadowStatus {
-    let mut status =
-        node.with(|books, _| GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid)));
+    let (mut status, deviations) = node.with(|books, _| {
+        let status = GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid));
+        (status, books.legacy_deviations())
+    });
+    for holder in status.cards.iter_mut().flat_map(|card| &mut card.holders) {
+        let id = HolderId::new(&holder.uid, &holder.container);
+        holder.kubelet_devices = deviations.get(&id).cloned().unwrap_or_default();
+    }
     status.isolation.clone_from(&fixed.isolation);
     status.driver_version.clone_from(&fixed.driver_version);
     status.cuda_version.clone_from(&fixed.cuda_version);
