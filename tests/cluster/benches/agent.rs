@@ -1,0 +1,377 @@
+//! The node agent and NVIDIA's plugin as processes on one node: how long each takes to register and to answer, and how much memory.
+//!
+//! `GPU_MIGRATE_CLUSTER=1 cargo bench -p gpu-migrate-cluster-tests --bench agent` (root, like the scenarios; no cluster is started). The
+//! kubelet is a socket of this program, in a mount namespace of its own since NVIDIA's plugin knows only `/var/lib/kubelet`. Both
+//! programs find eight cards in the same stand-in for NVML. All times are seen from the kubelet's side of the socket, medians over
+//! lives that take turns. Targets: registered within 50 ms with an inventory file and twice NVIDIA's plugin over NVML, an Allocate
+//! within 300 µs, less than 150 µs more for one that is passed through, 14 MiB with an inventory file.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gpu_migrate_cluster_tests::{
+    binaries::{self, Binaries},
+    layout::KUBELET_ROOT,
+};
+use gpu_migrate_model::{
+    card::Card,
+    device_id::{Layout, SharedResource},
+    names::Dialect,
+};
+use gpu_migrate_plugin_bridge::{
+    kubelet::endpoint::dial,
+    proto::deviceplugin::{
+        AllocateRequest, ContainerAllocateRequest, Empty, RegisterRequest,
+        device_plugin_client::DevicePluginClient,
+        registration_server::{Registration, RegistrationServer},
+    },
+};
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+use tokio::{net::UnixListener, runtime::Runtime, sync::mpsc, time::timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Server},
+};
+
+/// Set in the copy of this program that has its own mounts.
+const INSIDE: &str = "GPU_MIGRATE_BENCH_INSIDE";
+const LIVES: usize = 9;
+/// Pods on the node whose containers run, and pods that the kubelet admits during the bench: 50.
+const RUNNING: u32 = 30;
+const WAITING: u32 = 20;
+const PODS_OF_A_CARD: u32 = 12;
+const CARDS: u32 = 8;
+const CARD_MIB: u64 = 40_960;
+const PATIENCE: Duration = Duration::from_secs(20);
+const LEGACY: &str = "nvidia.com/gpu";
+
+fn main() -> Result<()> {
+    if !binaries::asked_for()? {
+        println!("skipped: needs root: set GPU_MIGRATE_CLUSTER=1");
+        return Ok(());
+    }
+    let programs = Binaries::prepare()?;
+    let ours = binaries::ours()?;
+    fs::create_dir_all(KUBELET_ROOT)?;
+    if env::var_os(INSIDE).is_none() {
+        let me = env::current_exe()?;
+        let status = Command::new("unshare")
+            .args(["--mount", "--propagation", "private"])
+            .arg(me)
+            .env(INSIDE, "1")
+            .status()
+            .context("unshare (Debian package util-linux)")?;
+        ensure!(status.success(), "the bench failed");
+        return Ok(());
+    }
+    let none: Option<&str> = None;
+    mount(Some("tmpfs"), KUBELET_ROOT, Some("tmpfs"), MsFlags::empty(), none)
+        .context("a tmpfs for the kubelet's folder")?;
+    Runtime::new()
+        .context("cannot start tokio")?
+        .block_on(compare(&programs, &ours.join("gpu-migrate-bridge")))
+}
+
+async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
+    let bench = Bench { programs, bridge };
+    let (mut nvidia, mut nvml, mut file, mut behind) =
+        (Figures::default(), Figures::default(), Figures::default(), Figures::default());
+    for _ in 0..LIVES {
+        bench.nvidia_alone(&mut nvidia).await?;
+        bench.agent(Cards::Nvml, &mut nvml, None).await?;
+        bench.agent(Cards::File, &mut file, Some(&mut behind)).await?;
+    }
+    println!(
+        "{LIVES} lives each, medians; {WAITING} Allocates of each kind in a life; 8 cards, 50 pods on the node"
+    );
+    println!(
+        "| | from exec to registered | Allocate, whole card | Allocate, cores | Allocate, memory | resident memory |"
+    );
+    println!("|---|---|---|---|---|---|");
+    nvidia.print("NVIDIA's plugin");
+    nvml.print("agent, over the same NVML library");
+    file.print("agent, with an inventory file");
+    behind.print("NVIDIA's plugin behind that agent");
+    let (direct, through) = (median(&nvidia.whole), median(&behind.whole));
+    println!(
+        "registered over NVML: {:.2} of NVIDIA's plugin (target: 2)",
+        median(&nvml.start) / median(&nvidia.start)
+    );
+    println!("passed through: {:.0} µs more (target: 150)", (through - direct) * 1e6);
+    Ok(())
+}
+
+/// Seconds, and MiB.
+#[derive(Default)]
+struct Figures {
+    start: Vec<f64>,
+    whole: Vec<f64>,
+    cores: Vec<f64>,
+    memory: Vec<f64>,
+    resident: Vec<f64>,
+}
+
+impl Figures {
+    fn print(&self, who: &str) {
+        let cell = |values: &[f64], scale: f64, unit: &str| {
+            if values.is_empty() { "–".to_owned() } else { format!("{:.0} {unit}", median(values) * scale) }
+        };
+        println!(
+            "| {who} | {} | {} | {} | {} | {} |",
+            cell(&self.start, 1e3, "ms"),
+            cell(&self.whole, 1e6, "µs"),
+            cell(&self.cores, 1e6, "µs"),
+            cell(&self.memory, 1e6, "µs"),
+            if self.resident.is_empty() {
+                "–".to_owned()
+            } else {
+                format!("{:.1} MiB", median(&self.resident))
+            }
+        );
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Cards {
+    Nvml,
+    File,
+}
+
+struct Bench<'a> {
+    programs: &'a Binaries,
+    bridge: &'a Path,
+}
+
+impl Bench<'_> {
+    fn nvidia(&self, socket: &Path) -> Command {
+        let mut command = Command::new(&self.programs.nvidia_plugin);
+        command.env("NODE_NAME", "n1").env("LD_LIBRARY_PATH", &self.programs.nvml);
+        command.env("KUBELET_SOCKET", socket).arg("--device-discovery-strategy=nvml");
+        command
+    }
+
+    async fn nvidia_alone(&self, figures: &mut Figures) -> Result<()> {
+        let mut kubelet = Kubelet::start()?;
+        let (plugin, began) = spawn(&mut self.nvidia(&folder().join("kubelet.sock")))?;
+        let (at, mut client, ids) = kubelet.registered(LEGACY).await?;
+        figures.start.push((at - began).as_secs_f64());
+        whole_cards(&mut client, &ids, &mut figures.whole).await?;
+        figures.resident.push(plugin.resident()?);
+        Ok(())
+    }
+
+    async fn agent(&self, cards: Cards, figures: &mut Figures, behind: Option<&mut Figures>) -> Result<()> {
+        let mut kubelet = Kubelet::start()?;
+        fs::write(folder().join("kubelet_internal_checkpoint"), book())?;
+        let pods = Path::new(KUBELET_ROOT).join("pods.json");
+        fs::write(&pods, json!({"apiVersion": "v1", "kind": "List", "items": pod_list()}).to_string())?;
+        let mut command = Command::new(self.bridge);
+        command
+            .args(["--node-name=n1", "--metrics-bind=", "--kubelet-dir", KUBELET_ROOT, "--pods-file"])
+            .arg(pods);
+        match cards {
+            Cards::Nvml => command.arg("--inventory=nvml").env("LD_LIBRARY_PATH", &self.programs.nvml),
+            Cards::File => command.arg("--inventory").arg(inventory()?),
+        };
+        let (agent, began) = spawn(&mut command)?;
+        let dialect = Dialect::default();
+        let (first, mut cores, _) = kubelet.registered(&dialect.cores).await?;
+        let (second, mut memory, _) = kubelet.registered(&dialect.memory).await?;
+        figures.start.push((first.max(second) - began).as_secs_f64());
+        for call in 0..WAITING {
+            let (card, place) = (RUNNING.div_ceil(PODS_OF_A_CARD) + call % 2, call / 2);
+            figures.cores.push(allocate(&mut cores, ids(SharedResource::Cores, card, place, 5)).await?);
+            figures.memory.push(allocate(&mut memory, ids(SharedResource::Memory, card, place, 4)).await?);
+        }
+        figures.resident.push(agent.resident()?);
+        if let Some(behind) = behind {
+            let (_plugin, began) = spawn(&mut self.nvidia(&folder().join("gpu-migrate@kubelet.sock")))?;
+            let (at, mut client, ids) = kubelet.registered(LEGACY).await?;
+            behind.start.push((at - began).as_secs_f64());
+            whole_cards(&mut client, &ids, &mut behind.whole).await?;
+        }
+        Ok(())
+    }
+}
+
+/// `count` devices of a card, those of the pod in this place.
+fn ids(resource: SharedResource, card: u32, place: u32, count: u32) -> Vec<String> {
+    let card_of = |_| Card { memory_mib: CARD_MIB, ..Card::default() }.blocks();
+    let layout = Layout::new(&Dialect::default(), (0..CARDS).map(card_of));
+    let numbers = layout.numbers(resource, (card as usize).into()).skip((place * count) as usize);
+    numbers.take(count as usize).map(|number| layout.id(resource, number)).collect()
+}
+
+/// The kubelet's book: containers of 8 cores and 12 blocks.
+fn book() -> String {
+    let dialect = Dialect::default();
+    let rows: Vec<Value> = (0..RUNNING)
+        .flat_map(|pod| {
+            let (card, place) = (pod / PODS_OF_A_CARD, pod % PODS_OF_A_CARD);
+            [(SharedResource::Cores, &dialect.cores, 8), (SharedResource::Memory, &dialect.memory, 12)].map(
+                |(resource, name, count)| {
+                    json!({"PodUID": format!("running-{pod}"), "ContainerName": "main", "ResourceName": name,
+                        "DeviceIDs": {"-1": ids(resource, card, place, count)}, "AllocResp": ""})
+                },
+            )
+        })
+        .collect();
+    json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}).to_string()
+}
+
+fn pod_list() -> Vec<Value> {
+    let dialect = Dialect::default();
+    let pod = |name: String, phase: &str, cores: u32, blocks: u32| {
+        let limits =
+            BTreeMap::from([(&dialect.cores, cores.to_string()), (&dialect.memory, blocks.to_string())]);
+        json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}]},
+            "status": {"phase": phase},
+        })
+    };
+    let running = (0..RUNNING).map(|n| pod(format!("running-{n}"), "Running", 8, 12));
+    running.chain((0..WAITING).map(|n| pod(format!("waiting-{n}"), "Pending", 5, 4))).collect()
+}
+
+/// The cards of the stand-in for NVML.
+fn inventory() -> Result<PathBuf> {
+    let card = |n: u32| json!({"uuid": format!("GPU-00000000-0000-4000-8000-{n:012x}"), "minor": n, "memoryMiB": CARD_MIB});
+    let cards: Vec<Value> = (0..CARDS).map(card).collect();
+    let path = Path::new(KUBELET_ROOT).join("inventory.json");
+    fs::write(&path, json!({"cards": cards}).to_string())?;
+    Ok(path)
+}
+
+fn folder() -> PathBuf {
+    Path::new(KUBELET_ROOT).join("device-plugins")
+}
+
+/// Killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// MiB.
+    fn resident(&self) -> Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+    }
+}
+
+fn spawn(command: &mut Command) -> Result<(Running, Instant)> {
+    let began = Instant::now();
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    Ok((Running(child.with_context(|| format!("{}", command.get_program().display()))?), began))
+}
+
+async fn allocate(client: &mut DevicePluginClient<Channel>, devices_ids: Vec<String>) -> Result<f64> {
+    let container_requests = vec![ContainerAllocateRequest { devices_ids }];
+    let began = Instant::now();
+    client.allocate(AllocateRequest { container_requests }).await?;
+    Ok(began.elapsed().as_secs_f64())
+}
+
+/// One card after the other, those that can be had.
+async fn whole_cards(
+    client: &mut DevicePluginClient<Channel>,
+    ids: &BTreeMap<String, bool>,
+    times: &mut Vec<f64>,
+) -> Result<()> {
+    let healthy = ids.iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id).cycle();
+    for id in healthy.take(WAITING as usize) {
+        times.push(allocate(client, vec![id.clone()]).await?);
+    }
+    Ok(())
+}
+
+/// As much of a kubelet as a plugin meets.
+struct Kubelet {
+    registrations: mpsc::UnboundedReceiver<(RegisterRequest, Instant)>,
+    /// Those that came before they were asked for.
+    early: Vec<(RegisterRequest, Instant)>,
+    server: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+    /// A kubelet listens to every plugin for as long as it lives.
+    lists: Vec<tonic::Streaming<gpu_migrate_plugin_bridge::proto::deviceplugin::ListAndWatchResponse>>,
+}
+
+struct Desk(mpsc::UnboundedSender<(RegisterRequest, Instant)>);
+
+#[tonic::async_trait]
+impl Registration for Desk {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        self.0.send((request.into_inner(), Instant::now())).map_err(|_| Status::unavailable("gone"))?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+impl Kubelet {
+    /// On empty folders.
+    fn start() -> Result<Self> {
+        for entry in fs::read_dir(KUBELET_ROOT)?.flatten() {
+            if entry.file_type()?.is_dir() {
+                fs::remove_dir_all(entry.path())?
+            } else {
+                fs::remove_file(entry.path())?
+            }
+        }
+        fs::create_dir_all(folder())?;
+        let listener = UnixListener::bind(folder().join("kubelet.sock"))?;
+        let (sender, registrations) = mpsc::unbounded_channel();
+        let server = Server::builder().add_service(RegistrationServer::new(Desk(sender)));
+        let server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        Ok(Self { registrations, early: Vec::new(), server, lists: Vec::new() })
+    }
+
+    /// Waits for a resource: when it was registered, who serves it, and its devices with whether they can be had.
+    async fn registered(
+        &mut self,
+        resource: &str,
+    ) -> Result<(Instant, DevicePluginClient<Channel>, BTreeMap<String, bool>)> {
+        let (request, at) = loop {
+            if let Some(place) = self.early.iter().position(|(request, _)| request.resource_name == resource)
+            {
+                break self.early.remove(place);
+            }
+            let next = timeout(PATIENCE, self.registrations.recv()).await;
+            self.early.push(
+                next.with_context(|| format!("nobody registers {resource}"))?
+                    .context("the socket is gone")?,
+            );
+        };
+        let mut client = DevicePluginClient::new(dial(&folder().join(request.endpoint)).await?);
+        let mut list = client.list_and_watch(Empty {}).await?.into_inner();
+        let first = timeout(PATIENCE, list.message()).await??.context("no list")?;
+        self.lists.push(list);
+        let devices =
+            first.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
+        Ok((at, client, devices))
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
