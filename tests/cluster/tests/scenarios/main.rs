@@ -12,6 +12,7 @@ mod leaders;
 mod migration;
 mod path;
 mod placement;
+mod refused;
 mod resources;
 mod rights;
 
@@ -58,6 +59,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, path::a_deleted_legacy_pods_card_is_shared_next),
         scenario!(Bridged, path::restarts_move_no_card),
         scenario!(Bridged, health::a_sick_card_gets_nobody_new_until_it_is_well),
+        scenario!(Bridged, refused::a_pod_that_fits_on_no_card_is_refused_and_cleared_away),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
         scenario!(Bridged, admission::without_the_webhook_pods_stay_legacy),

@@ -1,0 +1,168 @@
+//! Pods that the node agent has to refuse: the kubelet's sum over all cards says yes, and no card does. That happens to pods
+//! that come past the scheduler.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use gpu_migrate_cluster_tests::{
+    Cluster, audit,
+    cluster::PATIENCE,
+    configs::NODE,
+    manifests,
+    migration::{share, uid},
+    observe::Observer,
+    stage::CARDS,
+    wait::Seen,
+    workload::{only_card, phase, phase_and_why, pod_spec},
+};
+use gpu_migrate_model::names::Dialect;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::{Api, ResourceExt, api::ListParams};
+use serde_json::{Value, json};
+
+/// The reason that the kubelet gives.
+const REFUSED: &str = "UnexpectedAdmissionError";
+
+/// A share that goes to the node past the scheduler.
+fn past_the_scheduler(cores: u64, blocks: u64) -> Value {
+    let mut spec = pod_spec(&share(cores, blocks));
+    spec["nodeName"] = json!(NODE);
+    spec["restartPolicy"] = json!("Never");
+    spec
+}
+
+/// Every card has 40 cores left, 320 in all, and a pod asks for 50: it is refused with the reason, and the books are as before.
+/// The cores that are left are withdrawn for a moment, so that nothing else runs into the same. A Job's pod that was refused is
+/// made anew and runs once a card has room, and the failed one is deleted. One that nobody would make anew stays.
+pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let observer = Observer::start(cluster.client.clone());
+    let namespace = cluster.namespace("refused", &[]).await?;
+    let mut placed = Vec::new();
+    for index in 0..CARDS {
+        let name = format!("share-{index}");
+        cluster.create_pod(&namespace, &name, past_the_scheduler(60, 20)).await?;
+        placed.push(cluster.running(&namespace, &name).await?);
+    }
+    let on_cards: BTreeSet<String> = placed.iter().flat_map(|(_, container)| container.cards()).collect();
+    ensure!(on_cards.len() as u64 == CARDS, "they share cards: {on_cards:?}");
+    let mut held: Vec<(String, String)> =
+        placed.iter().map(|(pod, container)| Ok((only_card(container)?, uid(pod)))).collect::<Result<_>>()?;
+
+    cluster.create_pod(&namespace, "bare", past_the_scheduler(50, 20)).await?;
+    let bare = refused(cluster, &namespace, "bare").await?;
+    is_told_why(cluster, &namespace, &bare).await?;
+    cores_offered(cluster, "withdrawn", |cores| cores < CARDS * 100).await?;
+    cores_offered(cluster, "offered again", |cores| cores == CARDS * 100).await?;
+    cluster.shadow_agrees(held.clone()).await?;
+
+    let begin = audit::read(&cluster.kit.layout.logs())?.len();
+    let template = json!({"metadata": {"labels": {"app": "job"}}, "spec": past_the_scheduler(50, 20)});
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job", "namespace": namespace},
+        "spec": {"backoffLimit": 3, "template": template}});
+    manifests::apply(&cluster.client, &job, false).await?;
+    let first = refused(cluster, &namespace, "job").await?;
+    cluster.delete_pod(&namespace, "share-0").await?;
+    let (freed, _) = held.swap_remove(0);
+    let again = cluster.all_running(&namespace, "job", 1).await?.swap_remove(0);
+    ensure!(again.0.uid() != first.uid(), "the refused pod runs");
+    ensure!(only_card(&again.1)? == freed, "freed was {freed}, it is on {:?}", again.1.cards());
+    held.push((freed, uid(&again.0)));
+
+    let pods = cluster.pods(&namespace);
+    let failed = || async {
+        let list = pods.list(&ListParams::default()).await?.items;
+        anyhow::Ok(
+            list.iter().filter(|pod| phase(pod) == "Failed").map(ResourceExt::name_any).collect::<Vec<_>>(),
+        )
+    };
+    cluster
+        .until("the Job's failed pods to be deleted", PATIENCE, || async {
+            let left = failed().await?;
+            Ok(Seen::from_bool(left.iter().all(|name| name == "bare"), || format!("{left:?}")))
+        })
+        .await?;
+    // It failed before they did, and nobody would make it anew.
+    ensure!(failed().await? == ["bare"], "the pod without a controller is gone");
+    deleted_by_the_agent(cluster, begin, &namespace, &first).await?;
+    cluster.shadow_agrees(held).await?;
+    observer.finish().await?.check(CARDS as usize + 1)
+}
+
+/// Waits until a pod of this label is refused, and returns it.
+async fn refused(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<Pod> {
+    let (pods, labelled) = (cluster.pods(namespace), ListParams::default().labels(&format!("app={app}")));
+    cluster
+        .until(&format!("a pod of {app} to be refused"), PATIENCE, || async {
+            let list = pods.list(&labelled).await?.items;
+            let seen = list.iter().map(|pod| phase_and_why(Some(pod))).collect::<Vec<_>>().join("; ");
+            let reason = |pod: &Pod| pod.status.as_ref().and_then(|status| status.reason.clone());
+            let refused = list.into_iter().find(|pod| reason(pod).as_deref() == Some(REFUSED));
+            Ok(Seen::from_option(refused.filter(|pod| phase(pod) == "Failed"), || seen))
+        })
+        .await
+}
+
+/// Status and Event say what was asked for, and that no card has it.
+async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<()> {
+    let why = format!("{}: no card of this node has room for 50", Dialect::default().cores);
+    let said = phase_and_why(Some(pod));
+    ensure!(said.contains(&why), "the status says {said:?}");
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
+    cluster
+        .until("an Event about the refused pod", PATIENCE, || async {
+            let list = events.list(&ListParams::default()).await?.items;
+            let about = |event: &&Event| event.involved_object.uid == pod.uid();
+            let told: Vec<String> =
+                list.iter().filter(about).map(|e| format!("{:?}: {:?}", e.reason, e.message)).collect();
+            let found = told.iter().any(|text| text.contains(REFUSED) && text.contains(&why));
+            Ok(Seen::from_bool(found, || format!("{told:?}")))
+        })
+        .await
+}
+
+async fn cores_offered(cluster: &mut Cluster, what: &str, wanted: impl Fn(u64) -> bool) -> Result<()> {
+    let (nodes, name) = (Api::<Node>::all(cluster.client.clone()), Dialect::default().cores);
+    cluster
+        .until(&format!("cores to be {what}"), PATIENCE, || async {
+            let offered =
+                nodes.get(NODE).await?.status.and_then(|s| s.allocatable?.get(&name)?.0.parse().ok());
+            Ok(Seen::from_bool(offered.is_some_and(&wanted), || format!("{offered:?}")))
+        })
+        .await
+}
+
+/// By the audit: what the agent deleted here was the Job's, the first refused pod with it; and an Event on the node names that.
+async fn deleted_by_the_agent(
+    cluster: &mut Cluster,
+    begin: usize,
+    namespace: &str,
+    first: &Pod,
+) -> Result<()> {
+    let first = format!("{namespace}/{}", first.name_any());
+    let log = audit::read(&cluster.kit.layout.logs())?.split_off(begin);
+    let deleted: BTreeSet<String> = log
+        .iter()
+        .filter(|entry| entry.is_of("gpu-migrate-bridge") && entry.verb == "delete" && entry.done())
+        .filter_map(audit::Entry::object)
+        .collect();
+    let of_job = |name: &String| name.starts_with(&format!("{namespace}/job-"));
+    ensure!(
+        deleted.contains(&first) && deleted.iter().all(of_job),
+        "the agent deleted {deleted:?}, first {first}"
+    );
+    // What is told of a node is told in the default namespace.
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
+    cluster
+        .until("an Event about the deletion", PATIENCE, || async {
+            let list = events.list(&ListParams::default()).await?.items;
+            let told: Vec<String> = list
+                .into_iter()
+                .filter(|event| event.reason.as_deref() == Some("FailedPodDeleted"))
+                .filter_map(|event| event.message)
+                .collect();
+            Ok(Seen::from_bool(told.iter().any(|text| text.contains(&first)), || format!("{told:?}")))
+        })
+        .await
+}
