@@ -279,14 +279,15 @@ impl Cluster {
         Ok((service, names))
     }
 
-    /// The one extender again.
+    /// The one extender again, with further flags.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn one_extender(&mut self) -> Result<()> {
+    pub fn one_extender(&mut self, flags: &[(&str, &str)]) -> Result<()> {
         self.remove(SECOND_EXTENDER)?;
         self.remove("gpu-migrate-extender")?;
-        self.add(self.extender(&binaries::ours()?)?)?;
+        let recipe = self.extender(&binaries::ours()?)?;
+        self.add(flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value)))?;
         self.schedule_with(Some(self.kit.ports.extender[0]))
     }
 

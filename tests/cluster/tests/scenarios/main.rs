@@ -67,6 +67,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, placement::random_pods_overcommit_no_card),
         scenario!(Bridged, placement::a_higher_class_preempts_one_card_only),
         scenario!(Bridged, placement::a_gang_is_bound_together_or_not_at_all),
+        scenario!(Bridged, placement::a_gang_that_runs_out_of_time_is_told_in_one_event),
         scenario!(Bridged, placement::gates_of_a_gang_are_lifted_together),
         scenario!(Bridged, placement::rival_gangs_finish_one_after_the_other),
         scenario!(Bridged, placement::a_bind_that_outlives_its_caller_is_placed_once),

@@ -22,7 +22,7 @@ use gpu_migrate_cluster_tests::{
     workload::{annotation, phase, phase_and_why, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, GANG_GATE, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
-use k8s_openapi::api::{core::v1::Pod, scheduling::v1::PriorityClass};
+use k8s_openapi::api::{core::v1::Pod, events::v1::Event, scheduling::v1::PriorityClass};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
@@ -234,6 +234,51 @@ pub(crate) async fn a_gang_is_bound_together_or_not_at_all(cluster: &mut Cluster
     check_books(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
 }
 
+/// A gang of which one member can go nowhere: the others are held, released when time runs out, and held again, as often as the
+/// scheduler asks. Each is told so in one Event that counts, not in one Event each time. What was in the way gone, all are bound.
+pub(crate) async fn a_gang_that_runs_out_of_time_is_told_in_one_event(cluster: &mut Cluster) -> Result<()> {
+    cluster.one_extender(&[("gang-timeout", "3")])?;
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("late-gang", &[]).await?;
+    for index in 0..3 {
+        member(cluster, &namespace, ("four", 4, index), on(&node, shared_spec(100, 100))).await?;
+    }
+    // Its card is there, so the extender has nothing against it; its processors are not.
+    let mut big = on(&node, shared_spec(100, 100));
+    big["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
+    member(cluster, &namespace, ("four", 4, 3), big).await?;
+
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), &namespace);
+    cluster
+        .until("each of the three to be told twice, in one Event", PATIENCE, || async {
+            let told = releases(events.list(&ListParams::default()).await?.items);
+            let twice = told.values().all(|counts| matches!(counts[..], [count] if count > 1));
+            Ok(Seen::from_bool(told.len() == 3 && twice, || format!("{told:?}")))
+        })
+        .await?;
+    let now = members(cluster, &namespace, "four").await?;
+    ensure!(now.iter().all(|pod| node_of(pod).is_none()), "a part of the gang is bound");
+
+    delete_now(cluster, &namespace, "four-3").await?;
+    member(cluster, &namespace, ("four", 4, 3), on(&node, shared_spec(100, 100))).await?;
+    for index in 0..4 {
+        bound(cluster, &namespace, &format!("four-{index}")).await?;
+    }
+    cluster.one_extender(&[])
+}
+
+/// By pod, the Events that its gang ran out of time, each with how often it says so.
+fn releases(events: Vec<Event>) -> BTreeMap<String, Vec<i32>> {
+    let mut told: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    for event in events.into_iter().filter(|event| event.reason.as_deref() == Some("GangReleased")) {
+        let in_time = event.note.is_some_and(|note| note.contains("not all members came in time"));
+        let pod = event.regarding.and_then(|pod| pod.name).filter(|_| in_time).unwrap_or_default();
+        told.entry(pod).or_default().push(event.series.map_or(1, |series| series.count));
+    }
+    told
+}
+
 /// Two gangs that each need more than half of the cards are bound one after the other.
 pub(crate) async fn rival_gangs_finish_one_after_the_other(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
@@ -402,5 +447,5 @@ pub(crate) async fn a_killed_leader_loses_no_pod(cluster: &mut Cluster) -> Resul
         .await?;
     ensure!(service.ready().is_some_and(|now| now != first), "the killed extender still answers");
     eprintln!("{before} of {PODS} were bound by the first leader");
-    cluster.one_extender()
+    cluster.one_extender(&[])
 }
