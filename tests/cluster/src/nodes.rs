@@ -1,13 +1,16 @@
 //! More nodes than there are kubelets: Node objects with a renewed Lease stay Ready, and the scheduler uses them. Pods bound
 //! there never start, so what is asserted about them is where the extender put them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use gpu_migrate_model::{
-    crd::{CardStatus, GPUShadow, GPUShadowSpec, GPUShadowStatus},
-    names::Dialect,
+    crd::{CardStatus, GPUShadow, GPUShadowStatus},
+    names::{Dialect, GROUP, VERSION},
 };
 use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Node},
@@ -32,6 +35,8 @@ use crate::{
 pub const FAKE: &str = "gpu-migrate.test/fake";
 /// Memory blocks of each of their cards.
 pub const BLOCKS_PER_CARD: u64 = 160;
+/// The driver of all such nodes.
+pub const DRIVER: &str = "550.54.15";
 /// A Lease is good for 40 s.
 const RENEW: Duration = Duration::from_secs(10);
 
@@ -62,9 +67,31 @@ impl Cluster {
     /// If the API refuses one.
     pub async fn fake_nodes(&mut self, count: usize) -> Result<FakeNodes> {
         let names: Vec<String> = (0..count).map(|index| format!("fake-{index}")).collect();
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let making = names.iter().map(|name| make(&self.client, name));
+        let making = names.iter().map(|name| make_with_cards(&self.client, name));
         stream::iter(making).buffer_unordered(16).try_collect::<()>().await?;
+        self.keep_ready(names).await
+    }
+
+    /// Adds a node on which nobody has registered a card and of which nobody has reported, as one is that has just joined;
+    /// with labels.
+    ///
+    /// # Errors
+    /// If the API refuses it.
+    pub async fn new_node(&mut self, name: &str, labels: &[(&str, &str)]) -> Result<FakeNodes> {
+        make(&self.client, name, labels, BTreeMap::new()).await?;
+        self.keep_ready(vec![name.to_owned()]).await
+    }
+
+    /// Writes the GPUShadow of such a node as its agent would: eight free cards, and [`DRIVER`].
+    ///
+    /// # Errors
+    /// If the API refuses it.
+    pub async fn report_as_agent(&self, node: &str) -> Result<()> {
+        publish(&self.client, node).await
+    }
+
+    async fn keep_ready(&mut self, names: Vec<String>) -> Result<FakeNodes> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
         let (client, own) = (self.client.clone(), names.clone());
         let renewal = tokio::spawn(async move {
             loop {
@@ -78,13 +105,13 @@ impl Cluster {
         let fake = FakeNodes { names, renewal };
         self.until("the fake nodes to take pods", PATIENCE, || async {
             let list = nodes.list(&ListParams::default().labels(FAKE)).await?;
-            let tainted: Vec<String> = list
+            let taking = list
                 .iter()
-                .filter(|n| n.spec.iter().any(|s| s.taints.iter().flatten().count() > 0))
+                .filter(|n| n.spec.iter().all(|s| s.taints.iter().flatten().count() == 0))
                 .map(ResourceExt::name_any)
-                .collect();
-            Ok(Seen::from_bool(tainted.is_empty() && list.items.len() == count, || {
-                format!("tainted: {tainted:?}")
+                .collect::<BTreeSet<String>>();
+            Ok(Seen::from_bool(fake.names.iter().all(|name| taking.contains(name)), || {
+                format!("only {taking:?} do")
             }))
         })
         .await?;
@@ -104,25 +131,38 @@ impl Cluster {
     }
 }
 
-async fn make(client: &Client, name: &str) -> Result<()> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": name, "labels": {FAKE: name}}}))?;
-    nodes.create(&PostParams::default(), &node).await?;
-    renew(client, name).await?;
-    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status()}))).await?;
-    publish(client, name).await.with_context(|| format!("the GPUShadow of {name}"))
-}
-
-fn status() -> serde_json::Value {
+async fn make_with_cards(client: &Client, name: &str) -> Result<()> {
     let dialect = Dialect::default();
-    let room = BTreeMap::from([
-        ("cpu".to_owned(), "64".to_owned()),
-        ("memory".into(), "256Gi".into()),
-        ("pods".into(), "250".into()),
+    let cards = BTreeMap::from([
         (dialect.legacy, CARDS.to_string()),
         (dialect.cores, (CARDS * 100).to_string()),
         (dialect.memory, (CARDS * BLOCKS_PER_CARD).to_string()),
     ]);
+    make(client, name, &[], cards).await?;
+    publish(client, name).await.with_context(|| format!("the GPUShadow of {name}"))
+}
+
+async fn make(
+    client: &Client,
+    name: &str,
+    labels: &[(&str, &str)],
+    cards: BTreeMap<String, String>,
+) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let labels: BTreeMap<&str, &str> = labels.iter().copied().chain([(FAKE, name)]).collect();
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    renew(client, name).await?;
+    let status = json!({"status": status(cards)});
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}
+
+fn status(cards: BTreeMap<String, String>) -> serde_json::Value {
+    let mut room = cards;
+    room.extend(
+        [("cpu", "64"), ("memory", "256Gi"), ("pods", "250")].map(|(key, value)| (key.into(), value.into())),
+    );
     let now = Timestamp::now();
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status, "reason": "Fake", "message": "no kubelet", "lastHeartbeatTime": now, "lastTransitionTime": now});
     json!({
@@ -156,9 +196,20 @@ async fn publish(client: &Client, name: &str) -> Result<()> {
         .collect();
     let cards: Vec<CardStatus> =
         serde_json::from_value(json!(cards)).context("not the form of a GPUShadow's cards")?;
-    let status = GPUShadowStatus { total: u32::try_from(cards.len())?, cards, ..GPUShadowStatus::default() };
-    let api: Api<GPUShadow> = Api::all(client.clone());
-    api.create(&PostParams::default(), &GPUShadow::new(name, GPUShadowSpec::default())).await?;
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": status}))).await?;
+    let mut status = json!(GPUShadowStatus {
+        total: u32::try_from(cards.len())?,
+        cards,
+        driver_version: DRIVER.to_owned(),
+        ..GPUShadowStatus::default()
+    });
+    status["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "Serving", "message": "", "lastTransitionTime": Timestamp::now()}]);
+    // By server-side apply, as the bridge does it: the operator may have made the object, and has conditions of its own in it.
+    let (version, metadata) = (format!("{GROUP}/{VERSION}"), json!({"name": name}));
+    let object = json!({"apiVersion": version, "kind": "GPUShadow", "metadata": metadata, "spec": {}});
+    let told = json!({"apiVersion": version, "kind": "GPUShadow", "metadata": metadata, "status": status});
+    let (api, bridge) =
+        (Api::<GPUShadow>::all(client.clone()), PatchParams::apply("gpu-migrate-bridge").force());
+    api.patch(name, &bridge, &Patch::Apply(object)).await?;
+    api.patch_status(name, &bridge, &Patch::Apply(told)).await?;
     Ok(())
 }

@@ -311,13 +311,13 @@ impl Cluster {
         .await
     }
 
-    /// Starts both operators, with the shortest Lease there is: who is killed is followed within seconds.
+    /// Starts so many of [`OPERATORS`], with the shortest Lease there is: who is killed is followed within seconds.
     ///
     /// # Errors
     /// If one cannot be started.
-    pub fn add_operators(&mut self) -> Result<()> {
+    pub fn add_operators(&mut self, count: usize) -> Result<()> {
         let bin = binaries::ours()?;
-        for (name, port) in OPERATORS.iter().zip(self.kit.ports.operators) {
+        for (name, port) in OPERATORS.iter().zip(self.kit.ports.operators).take(count) {
             let recipe = self
                 .ours_as("gpu-migrate-operator", name, &bin, port)?
                 .flag("namespace", SYSTEM_NAMESPACE)

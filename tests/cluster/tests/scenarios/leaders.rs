@@ -61,7 +61,7 @@ pub(crate) async fn killed_and_frozen_leaders_restart_nothing_twice(cluster: &mu
         cluster.all_running(&namespace, name, 1).await?;
     }
     let begin = audit::read(&cluster.kit.layout.logs())?.len();
-    cluster.add_operators()?;
+    cluster.add_operators(OPERATORS.len())?;
     enforce(cluster, &namespace).await?;
 
     let mut course = Vec::new();

@@ -10,6 +10,7 @@ mod health;
 mod kubernetes;
 mod leaders;
 mod migration;
+mod nodes;
 mod path;
 mod placement;
 mod refused;
@@ -72,6 +73,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, placement::rival_gangs_finish_one_after_the_other),
         scenario!(Bridged, placement::a_bind_that_outlives_its_caller_is_placed_once),
         scenario!(Bridged, placement::a_killed_leader_loses_no_pod),
+        scenario!(Bridged, nodes::plugins_come_after_the_driver_and_go_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_frozen_leaders_restart_nothing_twice),
         scenario!(Bridged, churn::kills_at_random_break_no_invariant),
         // Last: it looks at what all the others asked for.
