@@ -274,9 +274,14 @@ pub fn books<'a>(
         ledger.record(&hold.holder, hold.card, hold.hold.clone());
         seen.insert(&hold.holder);
     }
+    let legacy: HashSet<CardIndex> = found
+        .iter()
+        .filter(|hold| !without(&hold.holder.pod_uid) && !matches!(hold.hold, Hold::Share { .. }))
+        .map(|hold| hold.card)
+        .collect();
     let mut unknown = 0u32;
     for placed in placed.filter(|placed| !without(&placed.pod.uid)) {
-        unknown = unknown.saturating_add(record(&mut ledger, placed, &seen));
+        unknown = unknown.saturating_add(record(&mut ledger, placed, &seen, &legacy));
     }
     let cards = ledger.view();
     // Withheld cards are mostly those of legacy pods, whether their card is known or not.
@@ -285,8 +290,14 @@ pub fn books<'a>(
     (ledger, Books { cards, promised: unknown.max(withheld) })
 }
 
-/// Writes one pod into the books; returns for how many of its cards it is not known which they are.
-fn record(ledger: &mut Ledger, placed: &Placed, seen: &HashSet<&HolderId>) -> u32 {
+/// Writes one pod into the books; returns for how many of its cards it is not known which they are. A share that we chose one of
+/// the `legacy` cards for came too late: its node will give it another, nobody knows yet which.
+fn record(
+    ledger: &mut Ledger,
+    placed: &Placed,
+    seen: &HashSet<&HolderId>,
+    legacy: &HashSet<CardIndex>,
+) -> u32 {
     let mut unknown = (0u32, 0u32);
     for (at, container) in placed.pod.asking() {
         let wanted = match placed.pod.kind {
@@ -303,7 +314,8 @@ fn record(ledger: &mut Ledger, placed: &Placed, seen: &HashSet<&HolderId>) -> u3
                     PodKind::Legacy => Hold::whole(),
                     _ => share_of(container.demand.cores, container.demand.blocks, container.kind.phase()),
                 };
-                if card.position() < ledger.len() {
+                let lost = placed.pod.kind != PodKind::Legacy && legacy.contains(&card);
+                if card.position() < ledger.len() && !lost {
                     ledger.record(&holder, card, hold);
                     known += 1;
                 }

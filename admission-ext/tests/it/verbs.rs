@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpu_migrate_admission_ext::api::Memory;
 use gpu_migrate_admission_ext::engine::{Leads, Settings};
 use gpu_migrate_admission_ext::score::Order;
+use gpu_migrate_admission_ext::state::node::ShadowFacts;
 use serde_json::json;
 
 use crate::common::*;
@@ -219,6 +220,27 @@ async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
     let stranger = shared("stranger", &[(50, 4)]);
     assert!(bind(&engine, &stranger, "a").await.contains("does not exist any more"));
     assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
+}
+
+/// The node gave a legacy pod the card that a share was just promised: the share will get another one, so that is nobody else's.
+#[tokio::test]
+async fn a_share_that_lost_its_card_to_a_legacy_pod_keeps_one_card_closed() {
+    let (moved, late) = (shared("moved", &[(70, 4)]), shared("late", &[(80, 4)]));
+    let engine = engine(&[node("a", 2, 16), shadow("a", 2, 16, &[]), moved.clone(), late.clone()]);
+    assert_eq!(bind(&engine, &moved, "a").await, "");
+    let (lost, other) = (cards(&engine, "moved")[0] as usize, 1 - cards(&engine, "moved")[0] as usize);
+    let told = |holders: &[(usize, serde_json::Value)]| {
+        let status = shadow("a", 2, 16, holders)["status"].clone();
+        engine.set_shadow("a", ShadowFacts::read(&serde_json::from_value(status).unwrap()));
+    };
+    let legacy = (lost, json!({"uid": "uid-l", "container": "main"}));
+    told(std::slice::from_ref(&legacy));
+    assert!(passing(&engine, &late, &["a"]).is_empty(), "the last free card is the other's");
+
+    let found = (other, json!({"uid": "uid-moved", "container": "main", "cores": 70, "blocks": 4}));
+    told(&[legacy, found]);
+    assert!(passing(&engine, &late, &["a"]).is_empty());
+    assert_eq!(passing(&engine, &shared("small", &[(30, 4)]), &["a"]), ["a"], "beside it is room");
 }
 
 fn in_pool(mut node: serde_json::Value, pool: &str, product: &str) -> serde_json::Value {
