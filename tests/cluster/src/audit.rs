@@ -1,7 +1,8 @@
 //! The apiserver's own record of what our programs asked of it: who, which verb, on what, and how it ended.
 //!
 //! It is what tells a right that nobody uses from one that is needed, and one operator's writes from another's. One line a
-//! request, for our accounts only; of Leases the content as well, since it says who leads.
+//! request, for our accounts only. Of some the content as well: Leases say who leads, and Bindings, annotations and GPUShadows
+//! which card was whose at which moment.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -34,7 +35,11 @@ pub(crate) fn policy() -> Value {
         "omitStages": ["RequestReceived"],
         "omitManagedFields": true,
         "rules": [
-            {"level": "Request", "users": users, "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+            {"level": "Request", "users": users, "resources": [
+                {"group": "coordination.k8s.io", "resources": ["leases"]},
+                {"group": "", "resources": ["pods", "pods/binding"]},
+                {"group": "gpu-migrate.io", "resources": ["gpushadows/status"]},
+            ]},
             {"level": "Metadata", "users": users},
             {"level": "None"},
         ],
