@@ -33,7 +33,8 @@ pub(crate) async fn a_sick_card_gets_nobody_new_until_it_is_well(cluster: &mut C
     sick.and(seen)?;
     let well = |status: &GPUShadowStatus| unhealthy(status).is_empty() && drift(status).is_empty();
     told(cluster, "all cards to be well again", well).await?;
-    // NVIDIA's plugin never calls a card well again that was not.
+    // NVIDIA's plugin never calls a card well again that was not: its owner starts it anew.
+    cluster.restart("nvidia-device-plugin")?;
     let dialect = Dialect::default();
     cluster.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
 }
