@@ -34,7 +34,7 @@
 //! | `GPU_MIGRATE_CACHE` | what was built from Go modules (default: `~/.cache/gpu-migrate`) |
 //! | `GPU_MIGRATE_BIN_DIR` | our own binaries, instead of having cargo build them |
 //! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
-//! | `GPU_MIGRATE_MIGRATION=1`, `GPU_MIGRATE_RIGHTS=1` | run these, which are run on purpose only |
+//! | `GPU_MIGRATE_CHURN=1` | run the churn as well, which is run on purpose only |
 //! | `GPU_MIGRATE_LEADERS_SEED` | when leaders are killed or frozen (1) |
 //! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
 //!
