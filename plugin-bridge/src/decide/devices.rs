@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::device_id::SharedResource;
 
-use super::grants::{DeviceKey, Resource};
+use super::grants::{DeviceKey, Grant, Resource};
 use super::{Books, Millis};
 
 /// One line of a ListAndWatch answer.
@@ -22,18 +22,53 @@ pub struct ListedDevice {
     pub numa: Vec<i64>,
 }
 
+/// What can change of a list. Looked at after every change of the books, so that it has to be cheap: a list of shares is thousands
+/// of IDs, which stay the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// Whether each number of a shared resource may be handed out.
+    Shared(SharedResource, Vec<bool>),
+    /// A list of NVIDIA's plugin, which is short.
+    Legacy(Vec<ListedDevice>),
+}
+
 impl Books {
     /// The list of one resource, in a fixed order.
     #[must_use]
     pub fn list(&self, resource: &Resource, now: Millis) -> Vec<ListedDevice> {
+        self.spell_out(&self.listing(resource, now))
+    }
+
+    /// What the list of one resource says now.
+    #[must_use]
+    pub fn listing(&self, resource: &Resource, now: Millis) -> Listing {
         let name = self.resource_name(resource);
         let withdrawn = !self.opened || self.withdrawn.get(name).is_some_and(|until| now < *until);
-        let booked: BTreeSet<&DeviceKey> =
-            self.grants.values().filter(|g| g.resource == *resource).flat_map(|g| &g.kubelet).collect();
         match resource {
-            Resource::Shared(shared) => self.list_shared(*shared, &booked, withdrawn),
-            Resource::Legacy(name) => self.list_legacy(name, &booked, withdrawn),
+            Resource::Shared(shared) => Listing::Shared(*shared, self.list_shared(*shared, withdrawn)),
+            Resource::Legacy(name) => Listing::Legacy(self.list_legacy(name, withdrawn)),
         }
+    }
+
+    /// The same with its IDs.
+    #[must_use]
+    pub fn spell_out(&self, listing: &Listing) -> Vec<ListedDevice> {
+        let (shared, healths) = match listing {
+            Listing::Shared(shared, healths) => (*shared, healths),
+            Listing::Legacy(list) => return list.clone(),
+        };
+        let mut list = Vec::with_capacity(healths.len());
+        for card in self.ledger.indexes() {
+            let numa = self.ledger.card(card).and_then(|c| c.numa).filter(|_| self.settings.numa_hints);
+            for number in self.layout.numbers(shared, card) {
+                list.push(ListedDevice {
+                    id: self.layout.id(shared, number),
+                    healthy: healths.get(number as usize).copied().unwrap_or(false),
+                    numa: numa.iter().map(|n| i64::from(*n)).collect(),
+                });
+            }
+        }
+        list
     }
 
     /// When a withdrawal ends next, after `now`.
@@ -42,36 +77,43 @@ impl Books {
         self.withdrawn.values().copied().filter(|until| *until > now).min()
     }
 
-    fn list_shared(
-        &self,
-        shared: SharedResource,
-        booked: &BTreeSet<&DeviceKey>,
-        withdrawn: bool,
-    ) -> Vec<ListedDevice> {
-        let mut list = Vec::new();
+    fn list_shared(&self, shared: SharedResource, withdrawn: bool) -> Vec<bool> {
+        #[derive(Clone, Copy)]
+        enum Of {
+            Nobody,
+            Somebody,
+            /// In the kubelet's book.
+            Kubelet,
+        }
+        let mut all = vec![Of::Nobody; self.layout.all(shared).len()];
+        let mut mark = |key: &DeviceKey, of| {
+            if let Some(slot) = key.number(shared).and_then(|number| all.get_mut(number as usize)) {
+                *slot = of;
+            }
+        };
+        self.owner.keys().for_each(|key| mark(key, Of::Somebody));
+        let booked = self.grants.values().filter(|g| g.resource == Resource::Shared(shared));
+        booked.flat_map(|g| &g.kubelet).for_each(|key| mark(key, Of::Kubelet));
+        let mut healths = vec![false; all.len()];
         for card in self.ledger.indexes() {
             let state = self.ledger.state(card);
             let open =
                 self.shareable(card) && matches!(state, CardState::Free | CardState::Shared) && !withdrawn;
-            let numa = self.ledger.card(card).and_then(|c| c.numa).filter(|_| self.settings.numa_hints);
             for number in self.layout.numbers(shared, card) {
-                let key = DeviceKey::shared(shared, number);
-                let healthy = if booked.contains(&key) {
-                    state != CardState::Unhealthy
-                } else {
-                    open && !self.owner.contains_key(&key)
+                healths[number as usize] = match all[number as usize] {
+                    Of::Kubelet => state != CardState::Unhealthy,
+                    Of::Somebody => false,
+                    Of::Nobody => open,
                 };
-                list.push(ListedDevice {
-                    id: self.layout.id(shared, number),
-                    healthy,
-                    numa: numa.iter().map(|n| i64::from(*n)).collect(),
-                });
             }
         }
-        list
+        healths
     }
 
-    fn list_legacy(&self, name: &str, booked: &BTreeSet<&DeviceKey>, withdrawn: bool) -> Vec<ListedDevice> {
+    fn list_legacy(&self, name: &str, withdrawn: bool) -> Vec<ListedDevice> {
+        let of_resource = |g: &&Grant| matches!(&g.resource, Resource::Legacy(of) if **of == *name);
+        let booked: BTreeSet<&DeviceKey> =
+            self.grants.values().filter(of_resource).flat_map(|g| &g.kubelet).collect();
         let devices = self.upstream.get(name).map(Vec::as_slice).unwrap_or_default();
         let listed = devices.iter().map(|device| {
             let key = DeviceKey::Legacy(device.id.clone());

@@ -37,6 +37,17 @@ impl DeviceKey {
             SharedResource::Memory => Self::Block(number),
         }
     }
+
+    /// Its number, if it is one of this resource.
+    #[must_use]
+    pub const fn number(&self, resource: SharedResource) -> Option<u32> {
+        match (self, resource) {
+            (Self::Core(number), SharedResource::Cores) | (Self::Block(number), SharedResource::Memory) => {
+                Some(*number)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Names a grant for as long as this process lives.

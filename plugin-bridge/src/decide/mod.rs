@@ -22,7 +22,7 @@ mod tests;
 mod together;
 
 pub use books::{Books, Settings, UpstreamDevice};
-pub use devices::ListedDevice;
+pub use devices::{ListedDevice, Listing};
 pub use grants::{DeviceKey, Grant, GrantId, Resource};
 pub use legacy::LegacyGrant;
 pub use pods::{ContainerView, PodPhase, PodView};

@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::decide::{ListedDevice, Resource};
+use crate::decide::{ListedDevice, Listing, Resource};
 use crate::node::Node;
 use crate::proto::deviceplugin::{Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY};
 
@@ -22,19 +22,20 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut changes = node.changes();
-        let mut last: Option<Vec<ListedDevice>> = None;
+        let mut last: Option<Listing> = None;
         loop {
             changes.borrow_and_update();
-            let (list, back) = node.with(|books, now| {
+            let (listing, back) = node.with(|books, now| {
                 let back = books.next_return(now).map(|at| Duration::from_millis(at - now));
-                (books.list(&resource, now), back)
+                (books.listing(&resource, now), back)
             });
-            if last.as_ref() != Some(&list) {
-                let message = ListAndWatchResponse { devices: list.iter().map(device).collect() };
+            if last.as_ref() != Some(&listing) {
+                let list = node.with(|books, _| books.spell_out(&listing));
+                let message = ListAndWatchResponse { devices: list.into_iter().map(device).collect() };
                 if sender.send(Ok(message)).await.is_err() {
                     return;
                 }
-                last = Some(list);
+                last = Some(listing);
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
@@ -47,10 +48,10 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
     Box::pin(ReceiverStream::new(receiver))
 }
 
-fn device(listed: &ListedDevice) -> Device {
+fn device(listed: ListedDevice) -> Device {
     let nodes: Vec<NumaNode> = listed.numa.iter().map(|id| NumaNode { id: *id }).collect();
     Device {
-        id: listed.id.clone(),
+        id: listed.id,
         health: if listed.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
         topology: (!nodes.is_empty()).then_some(TopologyInfo { nodes }),
     }
