@@ -33,7 +33,7 @@ impl<'p, 'a> Edits<'p, 'a> {
     pub(crate) fn new(pod: &'p PodView<'a>, policy: &'p Policy) -> Self {
         // A pod that comes a second time (reinvocation) keeps the record of the first time. One that asks for whole
         // cards again was copied from a rewritten pod: its record is about another pod.
-        let record = Record::default();
+        let record = Record::new();
         Self { pod, policy, patch: PatchText::default(), record, former: None, warnings: Vec::new() }
     }
 
