@@ -27,7 +27,8 @@ use gpu_migrate_model::{
 use gpu_migrate_plugin_bridge::{
     kubelet::endpoint::dial,
     proto::deviceplugin::{
-        AllocateRequest, ContainerAllocateRequest, Empty, RegisterRequest,
+        AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
+        PreferredAllocationRequest, RegisterRequest,
         device_plugin_client::DevicePluginClient,
         registration_server::{Registration, RegistrationServer},
     },
@@ -43,7 +44,7 @@ use tonic::{
 
 /// Set in the copy of this program that has its own mounts.
 const INSIDE: &str = "GPU_MIGRATE_BENCH_INSIDE";
-const LIVES: usize = 9;
+const LIVES: usize = 15;
 /// Pods on the node whose containers run, and pods that the kubelet admits during the bench: 50.
 const RUNNING: u32 = 30;
 const WAITING: u32 = 20;
@@ -93,9 +94,9 @@ async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
         "{LIVES} lives each, medians; {WAITING} Allocates of each kind in a life; 8 cards, 50 pods on the node"
     );
     println!(
-        "| | from exec to registered | Allocate, whole card | Allocate, cores | Allocate, memory | resident memory |"
+        "| | from exec to registered | GetDevicePluginOptions | Allocate, whole card | Allocate, cores | Allocate, memory | resident memory |"
     );
-    println!("|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|");
     nvidia.print("NVIDIA's plugin");
     nvml.print("agent, over the same NVML library");
     file.print("agent, with an inventory file");
@@ -113,6 +114,8 @@ async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
 #[derive(Default)]
 struct Figures {
     start: Vec<f64>,
+    /// A call that decides nothing, as a baseline.
+    options: Vec<f64>,
     whole: Vec<f64>,
     cores: Vec<f64>,
     memory: Vec<f64>,
@@ -125,8 +128,9 @@ impl Figures {
             if values.is_empty() { "–".to_owned() } else { format!("{:.0} {unit}", median(values) * scale) }
         };
         println!(
-            "| {who} | {} | {} | {} | {} | {} |",
+            "| {who} | {} | {} | {} | {} | {} | {} |",
             cell(&self.start, 1e3, "ms"),
+            cell(&self.options, 1e6, "µs"),
             cell(&self.whole, 1e6, "µs"),
             cell(&self.cores, 1e6, "µs"),
             cell(&self.memory, 1e6, "µs"),
@@ -166,9 +170,10 @@ impl Bench<'_> {
 
     async fn nvidia_alone(&self, figures: &mut Figures) -> Result<()> {
         let mut kubelet = Kubelet::start()?;
-        let (plugin, began) = spawn(&mut self.nvidia(&folder().join("kubelet.sock")))?;
+        let (plugin, began) = spawn(&mut self.nvidia(&folder().join("stand-in@kubelet.sock")))?;
         let (at, mut client, ids) = kubelet.registered(LEGACY).await?;
         figures.start.push((at - began).as_secs_f64());
+        bare_calls(&mut client, &mut figures.options).await?;
         whole_cards(&mut client, &ids, &mut figures.whole).await?;
         figures.resident.push(plugin.resident()?);
         Ok(())
@@ -176,7 +181,7 @@ impl Bench<'_> {
 
     async fn agent(&self, cards: Cards, figures: &mut Figures, behind: Option<&mut Figures>) -> Result<()> {
         let mut kubelet = Kubelet::start()?;
-        fs::write(folder().join("kubelet_internal_checkpoint"), book())?;
+        let mut book = Book::begin()?;
         let pods = Path::new(KUBELET_ROOT).join("pods.json");
         fs::write(&pods, json!({"apiVersion": "v1", "kind": "List", "items": pod_list()}).to_string())?;
         let mut command = Command::new(self.bridge);
@@ -189,20 +194,32 @@ impl Bench<'_> {
         };
         let (agent, began) = spawn(&mut command)?;
         let dialect = Dialect::default();
-        let (first, mut cores, _) = kubelet.registered(&dialect.cores).await?;
-        let (second, mut memory, _) = kubelet.registered(&dialect.memory).await?;
+        let (first, mut cores, offered_cores) = kubelet.registered(&dialect.cores).await?;
+        let (second, mut memory, offered_memory) = kubelet.registered(&dialect.memory).await?;
         figures.start.push((first.max(second) - began).as_secs_f64());
+        bare_calls(&mut cores, &mut figures.options).await?;
         for call in 0..WAITING {
             let (card, place) = (RUNNING.div_ceil(PODS_OF_A_CARD) + call % 2, call / 2);
-            figures.cores.push(allocate(&mut cores, ids(SharedResource::Cores, card, place, 5)).await?);
-            figures.memory.push(allocate(&mut memory, ids(SharedResource::Memory, card, place, 4)).await?);
+            let of_cores = ids(SharedResource::Cores, card, place, 5);
+            figures.cores.push(allocate(&mut cores, &healthy(&offered_cores), of_cores.clone()).await?);
+            let of_memory = ids(SharedResource::Memory, card, place, 4);
+            figures.memory.push(allocate(&mut memory, &healthy(&offered_memory), of_memory.clone()).await?);
+            let pod = format!("waiting-{call}");
+            book.write(&[(&pod, &dialect.cores, of_cores), (&pod, &dialect.memory, of_memory)]).await?;
         }
         figures.resident.push(agent.resident()?);
         if let Some(behind) = behind {
             let (_plugin, began) = spawn(&mut self.nvidia(&folder().join("gpu-migrate@kubelet.sock")))?;
             let (at, mut client, ids) = kubelet.registered(LEGACY).await?;
             behind.start.push((at - began).as_secs_f64());
-            whole_cards(&mut client, &ids, &mut behind.whole).await?;
+            bare_calls(&mut client, &mut behind.options).await?;
+            let mut offered = healthy(&ids);
+            while let Some(id) = offered.pop() {
+                // It is still offered when it is asked for.
+                let of_all = [offered.as_slice(), std::slice::from_ref(&id)].concat();
+                behind.whole.push(allocate(&mut client, &of_all, vec![id.clone()]).await?);
+                book.write(&[(&format!("legacy-{id}"), LEGACY, vec![id])]).await?;
+            }
         }
         Ok(())
     }
@@ -216,21 +233,48 @@ fn ids(resource: SharedResource, card: u32, place: u32, count: u32) -> Vec<Strin
     numbers.take(count as usize).map(|number| layout.id(resource, number)).collect()
 }
 
-/// The kubelet's book: containers of 8 cores and 12 blocks.
-fn book() -> String {
-    let dialect = Dialect::default();
-    let rows: Vec<Value> = (0..RUNNING)
-        .flat_map(|pod| {
+/// The kubelet's book, which it writes after each container and before it asks for the next one's devices.
+struct Book(Vec<Value>);
+
+impl Book {
+    /// With the containers that run: each 8 cores and 12 blocks.
+    fn begin() -> Result<Self> {
+        let dialect = Dialect::default();
+        let mut book = Self(Vec::new());
+        for pod in 0..RUNNING {
             let (card, place) = (pod / PODS_OF_A_CARD, pod % PODS_OF_A_CARD);
-            [(SharedResource::Cores, &dialect.cores, 8), (SharedResource::Memory, &dialect.memory, 12)].map(
-                |(resource, name, count)| {
-                    json!({"PodUID": format!("running-{pod}"), "ContainerName": "main", "ResourceName": name,
-                        "DeviceIDs": {"-1": ids(resource, card, place, count)}, "AllocResp": ""})
-                },
-            )
-        })
-        .collect();
-    json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}).to_string()
+            book.add(&format!("running-{pod}"), &dialect.cores, &ids(SharedResource::Cores, card, place, 8));
+            book.add(
+                &format!("running-{pod}"),
+                &dialect.memory,
+                &ids(SharedResource::Memory, card, place, 12),
+            );
+        }
+        book.replace()?;
+        Ok(book)
+    }
+
+    fn add(&mut self, pod: &str, resource: &str, ids: &[String]) {
+        self.0.push(json!({"PodUID": pod, "ContainerName": "main", "ResourceName": resource,
+            "DeviceIDs": {"-1": ids}, "AllocResp": ""}));
+    }
+
+    fn replace(&self) -> Result<()> {
+        let text = json!({"Data": {"PodDeviceEntries": self.0, "RegisteredDevices": {}}, "Checksum": 1});
+        let beside = folder().join(".book");
+        fs::write(&beside, text.to_string())?;
+        Ok(fs::rename(beside, folder().join("kubelet_internal_checkpoint"))?)
+    }
+
+    /// Writes these down as well, and leaves the time that passes before the next pod.
+    async fn write(&mut self, rows: &[(&str, &str, Vec<String>)]) -> Result<()> {
+        for (pod, resource, ids) in rows {
+            self.add(pod, resource, ids);
+        }
+        self.replace()?;
+        pause().await;
+        Ok(())
+    }
 }
 
 fn pod_list() -> Vec<Value> {
@@ -286,11 +330,40 @@ fn spawn(command: &mut Command) -> Result<(Running, Instant)> {
     Ok((Running(child.with_context(|| format!("{}", command.get_program().display()))?), began))
 }
 
-async fn allocate(client: &mut DevicePluginClient<Channel>, devices_ids: Vec<String>) -> Result<f64> {
+/// As a kubelet does: first it asks which devices to take, where there is a choice. Only the second question is measured.
+async fn allocate(
+    client: &mut DevicePluginClient<Channel>,
+    offered: &[String],
+    devices_ids: Vec<String>,
+) -> Result<f64> {
+    let ask = ContainerPreferredAllocationRequest {
+        available_device_ids: offered.to_vec(),
+        must_include_device_ids: Vec::new(),
+        allocation_size: i32::try_from(devices_ids.len())?,
+    };
+    client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![ask] }).await?;
     let container_requests = vec![ContainerAllocateRequest { devices_ids }];
     let began = Instant::now();
     client.allocate(AllocateRequest { container_requests }).await?;
     Ok(began.elapsed().as_secs_f64())
+}
+
+/// The time that passes before a kubelet's next pod.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+async fn bare_calls(client: &mut DevicePluginClient<Channel>, times: &mut Vec<f64>) -> Result<()> {
+    for _ in 0..WAITING {
+        let began = Instant::now();
+        client.get_device_plugin_options(Empty {}).await?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn healthy(devices: &BTreeMap<String, bool>) -> Vec<String> {
+    devices.iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone()).collect()
 }
 
 /// One card after the other, those that can be had.
@@ -299,9 +372,10 @@ async fn whole_cards(
     ids: &BTreeMap<String, bool>,
     times: &mut Vec<f64>,
 ) -> Result<()> {
-    let healthy = ids.iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id).cycle();
-    for id in healthy.take(WAITING as usize) {
-        times.push(allocate(client, vec![id.clone()]).await?);
+    let offered = healthy(ids);
+    for id in offered.iter().cycle().take(WAITING as usize) {
+        pause().await;
+        times.push(allocate(client, &offered, vec![id.clone()]).await?);
     }
     Ok(())
 }
@@ -311,7 +385,8 @@ struct Kubelet {
     registrations: mpsc::UnboundedReceiver<(RegisterRequest, Instant)>,
     /// Those that came before they were asked for.
     early: Vec<(RegisterRequest, Instant)>,
-    server: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+    /// End when dropped.
+    _servers: tokio::task::JoinSet<Result<(), tonic::transport::Error>>,
     /// A kubelet listens to every plugin for as long as it lives.
     lists: Vec<tonic::Streaming<gpu_migrate_plugin_bridge::proto::deviceplugin::ListAndWatchResponse>>,
 }
@@ -331,17 +406,21 @@ impl Kubelet {
     fn start() -> Result<Self> {
         for entry in fs::read_dir(KUBELET_ROOT)?.flatten() {
             if entry.file_type()?.is_dir() {
-                fs::remove_dir_all(entry.path())?
+                fs::remove_dir_all(entry.path())?;
             } else {
-                fs::remove_file(entry.path())?
+                fs::remove_file(entry.path())?;
             }
         }
         fs::create_dir_all(folder())?;
-        let listener = UnixListener::bind(folder().join("kubelet.sock"))?;
         let (sender, registrations) = mpsc::unbounded_channel();
-        let server = Server::builder().add_service(RegistrationServer::new(Desk(sender)));
-        let server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-        Ok(Self { registrations, early: Vec::new(), server, lists: Vec::new() })
+        let mut servers = tokio::task::JoinSet::new();
+        // The second name is for NVIDIA's plugin: only a path with an `@` becomes an `:authority` that this server takes.
+        for name in ["kubelet.sock", "stand-in@kubelet.sock"] {
+            let listener = UnixListener::bind(folder().join(name))?;
+            let server = Server::builder().add_service(RegistrationServer::new(Desk(sender.clone())));
+            servers.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        }
+        Ok(Self { registrations, early: Vec::new(), _servers: servers, lists: Vec::new() })
     }
 
     /// Waits for a resource: when it was registered, who serves it, and its devices with whether they can be had.
@@ -367,11 +446,5 @@ impl Kubelet {
         let devices =
             first.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
         Ok((at, client, devices))
-    }
-}
-
-impl Drop for Kubelet {
-    fn drop(&mut self) {
-        self.server.abort();
     }
 }
