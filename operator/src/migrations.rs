@@ -29,7 +29,6 @@ const AT_REST: Duration = Duration::from_secs(30);
 /// The loop over all policies.
 pub(crate) struct Migrations {
     client: Client,
-    recorder: Recorder,
     metrics: Metrics,
     /// When each policy is due again, and the generation it was last looked at with.
     due: BTreeMap<String, (Option<i64>, Timestamp)>,
@@ -37,8 +36,7 @@ pub(crate) struct Migrations {
 
 impl Migrations {
     pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        let recorder = Recorder::new(client.clone(), MANAGER.into());
-        Self { client, recorder, metrics, due: BTreeMap::new() }
+        Self { client, metrics, due: BTreeMap::new() }
     }
 
     /// Goes round until it is dropped.
@@ -140,7 +138,8 @@ impl Migrations {
         }
     }
 
-    /// Events are for people: one that cannot be written is logged, and that is all.
+    /// Events are for people: one that cannot be written is logged, and that is all. Each has a recorder of its own: one recorder
+    /// would fold what has the same reason into a series, and the second wave would have the words of the first.
     async fn tell(&self, policy: &GPUMigration, decision: &Decision) {
         let Some((reason, note)) = &decision.event else { return };
         tracing::info!(policy = policy.name_any(), reason, note);
@@ -152,7 +151,8 @@ impl Migrations {
             action: "Rollout".to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.recorder.publish(&event, &policy.object_ref(&())).await {
+        let recorder = Recorder::new(self.client.clone(), MANAGER.into());
+        if let Err(error) = recorder.publish(&event, &policy.object_ref(&())).await {
             tracing::warn!(policy = policy.name_any(), %error, "event not written");
         }
     }

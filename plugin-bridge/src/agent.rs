@@ -371,7 +371,7 @@ fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Send
     drift.send_if_modified(|before| {
         let changed = *before != text;
         if changed {
-            for line in &text {
+            for line in text.iter().filter(|line| !before.contains(line)) {
                 tracing::warn!(drift = %line, "sources disagree");
                 node.notice(Notice::warning("CardDrift", line.clone()));
             }

@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::publish::MANAGER;
 use crate::node::Notice;
 
-/// Publishes notices until `stop`. The recorder folds repeats into one series.
+/// Publishes notices until `stop`. Each is told once, by a recorder of its own: one recorder would fold what has the same reason
+/// into a series with the words of the first, and a second card would not be named.
 pub async fn run(
     client: Client,
     node_name: String,
@@ -17,7 +18,6 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let reporter = Reporter { controller: MANAGER.into(), instance: Some(node_name.clone()) };
-    let recorder = Recorder::new(client, reporter);
     let node = ObjectReference {
         api_version: Some(ApiNode::api_version(&()).into_owned()),
         kind: Some(ApiNode::kind(&()).into_owned()),
@@ -45,6 +45,7 @@ pub async fn run(
             action: notice.reason.to_owned(),
             secondary: None,
         };
+        let recorder = Recorder::new(client.clone(), reporter.clone());
         if let Err(error) = recorder.publish(&event, &node).await {
             tracing::debug!(%error, "an event was not written");
         }

@@ -343,6 +343,10 @@ async fn second_wave_fails(cluster: &mut Cluster, book: &mut Book) -> Result<()>
     let said =
         book.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
     ensure!(said.contains("WaveFailed") && said.contains("WaveTakenBack"), "{said}");
+    ensure!(
+        said.contains("wave 1 begins") && said.contains("wave 2 begins"),
+        "a wave has the words of another: {said}"
+    );
     book.run(cluster, "gpu-migrate verify").await?;
     book.run(cluster, "gpu-migrate cordon-card gpu-01 3").await?;
     let said = book.try_other(cluster, "gpu-migrate status gpu-01").await?.text;
