@@ -344,7 +344,7 @@ async fn second_wave_fails(cluster: &mut Cluster, book: &mut Book) -> Result<()>
         book.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
     ensure!(said.contains("WaveFailed") && said.contains("WaveTakenBack"), "{said}");
     ensure!(
-        said.contains("wave 1 begins") && said.contains("wave 2 begins"),
+        said.contains("wave 1 of 3 begins") && said.contains("wave 2 of 3 begins"),
         "a wave has the words of another: {said}"
     );
     book.run(cluster, "gpu-migrate verify").await?;
