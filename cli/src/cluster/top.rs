@@ -71,7 +71,7 @@ fn node_use(shadow: &GPUShadow) -> NodeUse {
             CardState::Shared => sum.shared += 1,
             CardState::Unhealthy | CardState::Cordoned | CardState::Disputed => sum.other += 1,
         }
-        let shares = card.holders.iter().filter(|holder| holder.cores.is_some() || holder.blocks.is_some());
+        let shares = card.holders.iter().filter(|holder| holder.is_share());
         let mut held = 0;
         for share in shares.clone() {
             sum.cores += share.cores.unwrap_or_default().0;

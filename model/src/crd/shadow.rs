@@ -258,6 +258,12 @@ impl GPUShadowStatus {
 }
 
 impl HolderStatus {
+    /// It holds a share, not whole cards or parts of them.
+    #[must_use]
+    pub const fn is_share(&self) -> bool {
+        self.cores.is_some() || self.blocks.is_some()
+    }
+
     /// A legacy holder on another card than the kubelet's book says.
     #[must_use]
     pub fn deviates(&self) -> bool {

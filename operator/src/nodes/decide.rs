@@ -87,7 +87,7 @@ pub fn plan(seen: &Seen<'_>) -> NodePlan {
         return plan;
     }
     let held = Held {
-        shares: holders(seen.shadow, is_share),
+        shares: holders(seen.shadow, HolderStatus::is_share),
         deviating: holders(seen.shadow, HolderStatus::deviates),
     };
     match stage(seen.node, &target, held, seen.pods) {
@@ -220,8 +220,8 @@ fn driver_is_good(seen: &Seen<'_>, driver: &Driver, plan: &mut NodePlan) -> bool
         served,
     };
     let users = seen.pods.map_or(0, |pods| {
-        let whole = holders(seen.shadow, |holder| !is_share(holder));
-        pods.legacy.max(whole) + pods.shared.max(holders(seen.shadow, is_share))
+        let whole = holders(seen.shadow, |holder| !holder.is_share());
+        pods.legacy.max(whole) + pods.shared.max(holders(seen.shadow, HolderStatus::is_share))
     });
     let (next, install) = step(&look(users, served()));
     if matches!(next, Step::Begin | Step::Withdraw | Step::InUse) && seen.pods.is_none() {
@@ -258,10 +258,6 @@ fn withdraw(labels: &mut Labels) {
 fn holders(shadow: Option<&GPUShadowStatus>, wanted: fn(&HolderStatus) -> bool) -> u32 {
     let holders = shadow.into_iter().flat_map(|shadow| &shadow.cards).flat_map(|card| &card.holders);
     u32::try_from(holders.filter(|holder| wanted(holder)).count()).unwrap_or(u32::MAX)
-}
-
-const fn is_share(holder: &HolderStatus) -> bool {
-    holder.cores.is_some() || holder.blocks.is_some()
 }
 
 /// DaemonSets that are to be there and those that are not.
