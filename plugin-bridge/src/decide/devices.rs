@@ -33,12 +33,6 @@ pub enum Listing {
 }
 
 impl Books {
-    /// The list of one resource, in a fixed order.
-    #[must_use]
-    pub fn list(&self, resource: &Resource, now: Millis) -> Vec<ListedDevice> {
-        self.spell_out(&self.listing(resource, now))
-    }
-
     /// What the list of one resource says now.
     #[must_use]
     pub fn listing(&self, resource: &Resource, now: Millis) -> Listing {
@@ -50,7 +44,7 @@ impl Books {
         }
     }
 
-    /// The same with its IDs.
+    /// The same with its IDs, in a fixed order.
     #[must_use]
     pub fn spell_out(&self, listing: &Listing) -> Vec<ListedDevice> {
         let (shared, healths) = match listing {

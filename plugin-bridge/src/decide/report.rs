@@ -213,9 +213,8 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use crate::decide::{Settings, UpstreamDevice};
 
-    #[test]
-    fn a_legacy_holder_on_another_card_than_the_kubelets_is_told() {
-        const GPU: &str = "nvidia.com/gpu";
+    /// Books that know that nothing was given out before.
+    fn of_two_cards() -> Books {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
         let mut books = Books::new(
             Settings::default(),
@@ -223,6 +222,13 @@ mod tests {
             &Topology::uniform(2, LinkLevel::Pix),
         );
         books.observe_book(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        books
+    }
+
+    #[test]
+    fn a_legacy_holder_on_another_card_than_the_kubelets_is_told() {
+        const GPU: &str = "nvidia.com/gpu";
+        let mut books = of_two_cards();
         let device =
             |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
         books.observe_upstream(GPU, Some((0..2).map(device).collect()));
@@ -235,13 +241,7 @@ mod tests {
 
     #[test]
     fn processes_on_a_card_that_nobody_holds_are_drift() {
-        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
-        let mut books = Books::new(
-            Settings::default(),
-            (0..2).map(card).collect(),
-            &Topology::uniform(2, LinkLevel::Pix),
-        );
-        books.observe_book(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        let mut books = of_two_cards();
         books.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
         books.observe_processes(CardIndex(0), [7]);
         assert!(books.drift(&[], 10_000, 3).is_empty(), "it is held");

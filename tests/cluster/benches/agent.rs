@@ -27,7 +27,7 @@ use gpu_migrate_model::{
 use gpu_migrate_plugin_bridge::{
     kubelet::endpoint::dial,
     proto::deviceplugin::{
-        AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
+        AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
         PreferredAllocationRequest, RegisterRequest,
         device_plugin_client::DevicePluginClient,
         registration_server::{Registration, RegistrationServer},
@@ -443,8 +443,7 @@ impl Kubelet {
         let mut list = client.list_and_watch(Empty {}).await?.into_inner();
         let first = timeout(PATIENCE, list.message()).await??.context("no list")?;
         self.lists.push(list);
-        let devices =
-            first.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
+        let devices = first.devices.into_iter().map(|device| (device.id, device.health == HEALTHY)).collect();
         Ok((at, client, devices))
     }
 }

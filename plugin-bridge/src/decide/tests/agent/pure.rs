@@ -151,7 +151,7 @@ impl Agent for Pure {
 
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>> {
         let books = self.books.get_mut();
-        let list = books.list(&books.resource(resource), self.now);
+        let list = books.spell_out(&books.listing(&books.resource(resource), self.now));
         Some(list.into_iter().map(|d| (d.id, d.healthy)).collect())
     }
 
