@@ -5,6 +5,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors =
         protox::compile(["deviceplugin.proto", "podresources.proto", "vcuda.proto"], ["proto"])?;
     // Ordered maps: an answer for the same devices is the same bytes, which the kubelet's checkpoint records.
-    tonic_prost_build::configure().btree_map(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .btree_map(".")
+        .extern_path(".v1beta1.ListAndWatchResponse", "crate::proto::deviceplugin::ListAndWatchResponse")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! `tencent.com/vcuda-memory-268435456-<i>` with one for each block. Core *i* is on card *i / 100*; blocks are numbered
 //! through the cards in order. FACTS 2.15 saw the kubelet keep to IDs of the card that it was steered to.
 
+use std::fmt::Write as _;
 use std::ops::Range;
 
 use crate::names::Dialect;
@@ -78,20 +79,28 @@ impl Layout {
     /// The device ID with this number.
     #[must_use]
     pub fn id(&self, resource: SharedResource, number: u32) -> String {
+        format!("{}{number}", self.prefix(resource))
+    }
+
+    /// The same, in place of what `id` says.
+    pub fn write_id(&self, resource: SharedResource, number: u32, id: &mut String) {
+        id.clear();
+        id.push_str(self.prefix(resource));
+        // Writing into a string cannot fail.
+        let _ = write!(id, "{number}");
+    }
+
+    fn prefix(&self, resource: SharedResource) -> &str {
         match resource {
-            SharedResource::Cores => format!("{}{number}", self.core_prefix),
-            SharedResource::Memory => format!("{}{number}", self.memory_prefix),
+            SharedResource::Cores => &self.core_prefix,
+            SharedResource::Memory => &self.memory_prefix,
         }
     }
 
     /// The number in a device ID, if it is one of ours and on a card of this node.
     #[must_use]
     pub fn number(&self, resource: SharedResource, id: &str) -> Option<u32> {
-        let prefix = match resource {
-            SharedResource::Cores => &self.core_prefix,
-            SharedResource::Memory => &self.memory_prefix,
-        };
-        let digits = id.strip_prefix(prefix.as_str())?;
+        let digits = id.strip_prefix(self.prefix(resource))?;
         // One spelling only: "+7" and "07" parse as numbers but were never handed out.
         if digits.len() > 1 && digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;

@@ -44,25 +44,23 @@ impl Books {
         }
     }
 
-    /// The same with its IDs, in a fixed order.
-    #[must_use]
-    pub fn spell_out(&self, listing: &Listing) -> Vec<ListedDevice> {
+    /// The same device by device, in a fixed order.
+    pub fn spell_out(&self, listing: &Listing, mut say: impl FnMut(&ListedDevice)) {
         let (shared, healths) = match listing {
             Listing::Shared(shared, healths) => (*shared, healths),
-            Listing::Legacy(list) => return list.clone(),
+            Listing::Legacy(list) => return list.iter().for_each(say),
         };
-        let mut list = Vec::with_capacity(healths.len());
+        // One for all: thousands of strings would keep the allocator from whoever answers the kubelet meanwhile.
+        let mut device = ListedDevice { id: String::new(), healthy: false, numa: Vec::new() };
         for card in self.ledger.indexes() {
             let numa = self.ledger.card(card).and_then(|c| c.numa).filter(|_| self.settings.numa_hints);
+            device.numa = numa.iter().map(|n| i64::from(*n)).collect();
             for number in self.layout.numbers(shared, card) {
-                list.push(ListedDevice {
-                    id: self.layout.id(shared, number),
-                    healthy: healths.get(number as usize).copied().unwrap_or(false),
-                    numa: numa.iter().map(|n| i64::from(*n)).collect(),
-                });
+                self.layout.write_id(shared, number, &mut device.id);
+                device.healthy = healths.get(number as usize).copied().unwrap_or(false);
+                say(&device);
             }
         }
-        list
     }
 
     /// When a withdrawal ends next, after `now`.

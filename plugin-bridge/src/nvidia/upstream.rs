@@ -170,7 +170,8 @@ impl Upstreams {
         let mut stream = client.list_and_watch(Empty {}).await?.into_inner();
         let mut announced = false;
         while let Some(list) = stream.message().await? {
-            let devices = self.judge(slot, epoch, list.devices);
+            let devices = list.devices().map_err(|error| Status::internal(error.to_string()))?;
+            let devices = self.judge(slot, epoch, devices);
             tracing::info!(
                 resource = %request.resource_name, epoch, devices = devices.len(),
                 unhealthy = devices.iter().filter(|d| !d.healthy).count(), "NVIDIA's plugin lists"

@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::decide::{ListedDevice, Listing, Resource};
 use crate::node::Node;
-use crate::proto::deviceplugin::{Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY};
+use crate::proto::deviceplugin::{HEALTHY, ListAndWatchResponse, ListWriter, UNHEALTHY};
 
 /// The stream type of `ListAndWatch`.
 pub(super) type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
@@ -30,9 +30,9 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
                 (books.listing(&resource, now), back)
             });
             if last.as_ref() != Some(&listing) {
-                let list = node.with(|books, _| books.spell_out(&listing));
-                let message = ListAndWatchResponse { devices: list.into_iter().map(device).collect() };
-                if sender.send(Ok(message)).await.is_err() {
+                let mut writer = ListWriter::default();
+                node.with(|books, _| books.spell_out(&listing, |device| write(device, &mut writer)));
+                if sender.send(Ok(writer.finish())).await.is_err() {
                     return;
                 }
                 last = Some(listing);
@@ -48,11 +48,6 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
     Box::pin(ReceiverStream::new(receiver))
 }
 
-fn device(listed: ListedDevice) -> Device {
-    let nodes: Vec<NumaNode> = listed.numa.iter().map(|id| NumaNode { id: *id }).collect();
-    Device {
-        id: listed.id,
-        health: if listed.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
-        topology: (!nodes.is_empty()).then_some(TopologyInfo { nodes }),
-    }
+fn write(listed: &ListedDevice, writer: &mut ListWriter) {
+    writer.add(&listed.id, if listed.healthy { HEALTHY } else { UNHEALTHY }, &listed.numa);
 }

@@ -307,7 +307,8 @@ impl Registration for Desk {
             while let Some(Ok(Some(list))) = life.run_until_cancelled(stream.message()).await {
                 let mut state = state.lock();
                 *state.lists.entry(resource.clone()).or_default() += 1;
-                let devices = list.devices.into_iter().map(|d| (d.id, d.health == HEALTHY)).collect();
+                let devices =
+                    list.devices().unwrap().into_iter().map(|d| (d.id, d.health == HEALTHY)).collect();
                 state.devices.insert(resource.clone(), devices);
                 write_checkpoint(&root, &state);
             }

@@ -115,7 +115,7 @@ impl DevicePlugin for Service {
         tokio::spawn(async move {
             let mut health: BTreeMap<String, bool> = (0..cards).map(|n| (uuid(n), true)).collect();
             loop {
-                let devices = health
+                let list: ListAndWatchResponse = health
                     .iter()
                     .map(|(id, healthy)| Device {
                         id: id.clone(),
@@ -124,7 +124,7 @@ impl DevicePlugin for Service {
                     })
                     .collect();
                 // A dead handler takes one event with it, as the real one does: sending is only tried afterwards.
-                if sender.send(Ok(ListAndWatchResponse { devices })).await.is_err() {
+                if sender.send(Ok(list)).await.is_err() {
                     return;
                 }
                 let mut events = events.lock().await;

@@ -107,7 +107,7 @@ impl DevicePlugin for Service {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, stream) = mpsc::channel(1);
         let device = |id: &String| Device { id: id.clone(), health: HEALTHY.into(), topology: None };
-        let list = ListAndWatchResponse { devices: self.cards.iter().map(device).collect() };
+        let list: ListAndWatchResponse = self.cards.iter().map(device).collect();
         let life = self.life.clone();
         tokio::spawn(async move {
             // One list, and then only the end: these cards do not break.

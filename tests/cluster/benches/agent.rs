@@ -387,8 +387,8 @@ struct Kubelet {
     early: Vec<(RegisterRequest, Instant)>,
     /// End when dropped.
     _servers: tokio::task::JoinSet<Result<(), tonic::transport::Error>>,
-    /// A kubelet listens to every plugin for as long as it lives.
-    lists: Vec<tonic::Streaming<gpu_migrate_plugin_bridge::proto::deviceplugin::ListAndWatchResponse>>,
+    /// A kubelet reads what every plugin lists for as long as it lives.
+    lists: tokio::task::JoinSet<()>,
 }
 
 struct Desk(mpsc::UnboundedSender<(RegisterRequest, Instant)>);
@@ -420,7 +420,7 @@ impl Kubelet {
             let server = Server::builder().add_service(RegistrationServer::new(Desk(sender.clone())));
             servers.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
         }
-        Ok(Self { registrations, early: Vec::new(), _servers: servers, lists: Vec::new() })
+        Ok(Self { registrations, early: Vec::new(), _servers: servers, lists: tokio::task::JoinSet::new() })
     }
 
     /// Waits for a resource: when it was registered, who serves it, and its devices with whether they can be had.
@@ -442,8 +442,9 @@ impl Kubelet {
         let mut client = DevicePluginClient::new(dial(&folder().join(request.endpoint)).await?);
         let mut list = client.list_and_watch(Empty {}).await?.into_inner();
         let first = timeout(PATIENCE, list.message()).await??.context("no list")?;
-        self.lists.push(list);
-        let devices = first.devices.into_iter().map(|device| (device.id, device.health == HEALTHY)).collect();
+        self.lists.spawn(async move { while let Ok(Some(_)) = list.message().await {} });
+        let devices =
+            first.devices()?.into_iter().map(|device| (device.id, device.health == HEALTHY)).collect();
         Ok((at, client, devices))
     }
 }

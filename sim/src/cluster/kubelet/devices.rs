@@ -198,8 +198,9 @@ impl DeviceManager {
 
     async fn follow(&self, resource: &str, mut stream: Streaming<ListAndWatchResponse>) {
         while let Ok(Some(list)) = stream.message().await {
+            let Ok(devices) = list.devices() else { break };
             if let Some(found) = self.state.lock().resources.get_mut(resource) {
-                found.devices = list.devices.into_iter().map(|d| (d.id, d.health == HEALTHY)).collect();
+                found.devices = devices.into_iter().map(|d| (d.id, d.health == HEALTHY)).collect();
             }
             self.note_change();
         }

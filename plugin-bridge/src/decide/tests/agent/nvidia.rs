@@ -91,9 +91,8 @@ impl DevicePlugin for Service {
             health: if *well { HEALTHY } else { UNHEALTHY }.into(),
             topology: None,
         };
-        let lists = WatchStream::new(lists).map(move |well| {
-            Ok(ListAndWatchResponse { devices: well.iter().enumerate().map(device).collect() })
-        });
+        let lists =
+            WatchStream::new(lists).map(move |well| Ok(well.iter().enumerate().map(device).collect()));
         Ok(Response::new(Box::pin(lists)))
     }
 

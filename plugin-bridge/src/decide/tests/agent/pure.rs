@@ -151,8 +151,12 @@ impl Agent for Pure {
 
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>> {
         let books = self.books.get_mut();
-        let list = books.spell_out(&books.listing(&books.resource(resource), self.now));
-        Some(list.into_iter().map(|d| (d.id, d.healthy)).collect())
+        let listing = books.listing(&books.resource(resource), self.now);
+        let mut list = BTreeMap::new();
+        books.spell_out(&listing, |device| {
+            list.insert(device.id.clone(), device.healthy);
+        });
+        Some(list)
     }
 
     fn hang_up(&mut self) {}

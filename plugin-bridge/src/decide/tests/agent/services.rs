@@ -268,7 +268,7 @@ impl Agent for Services {
             }
             last
         });
-        last.map(|list| list.devices.into_iter().map(|d| (d.id, d.health == HEALTHY)).collect())
+        last.map(|list| list.devices().unwrap().into_iter().map(|d| (d.id, d.health == HEALTHY)).collect())
     }
 
     fn hang_up(&mut self) {
