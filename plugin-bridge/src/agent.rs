@@ -1,7 +1,7 @@
 //! The whole agent: what is started, in which order, and how it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use gpu_migrate_model::card::Health;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::units::CardIndex;
 use kube::Client;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -55,11 +56,11 @@ pub enum AgentError {
     Ended(&'static str),
 }
 
-/// Runs the agent until `stop`.
+/// Runs the agent until `stop`: what the kubelet waits for on this runtime, everything else on `others`.
 ///
 /// # Errors
 /// [`AgentError`].
-pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> {
+pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result<(), AgentError> {
     let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
     let node = open(&args, &inventory)?;
     tracing::info!(
@@ -72,10 +73,11 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
     });
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
-    let health = watcher.start(node.clone(), stop.clone());
+    let health = watcher.start(others, node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
-    let mut tasks = Tasks::new(stop.clone());
+    let mut tasks = Tasks::new(others.clone(), stop.clone());
 
+    tasks.spawn("the word of changes", spread_changes(node.clone(), stop.clone()));
     let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, giving.clone(), &directory))
         .into();
@@ -92,9 +94,9 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
         follow_kubelet(node.clone(), directory.clone(), stop.clone()),
     );
     let (drift_sender, drift) = watch::channel(Vec::new());
-    tasks.spawn("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
+    tasks.spawn_apart("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
 
-    tasks.spawn("the tidying of pods that are gone", tidy(node.clone(), giving.clone(), stop.clone()));
+    tasks.spawn_apart("the tidying of pods that are gone", tidy(node.clone(), giving.clone(), stop.clone()));
 
     let fixed = Fixed {
         node_name: args.node_name.clone(),
@@ -106,31 +108,36 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
     match &args.pods_file {
         Some(path) => {
             let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
-            tasks.spawn(
+            tasks.spawn_apart(
                 "the reader of the pods file",
                 pods::follow_file(path.clone(), node.clone(), stop.clone()),
             );
         }
         None => {
-            let client =
-                client(args.kubeconfig.as_deref()).await.map_err(|e| AgentError::Client(e.to_string()))?;
+            // Its connections live where it is made.
+            let client = others.spawn(client(args.kubeconfig.clone()));
+            let client = client.await.map_err(|e| AgentError::Client(e.to_string()))?;
+            let client = client.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
             label = Some(Label::read(client.clone(), name.clone()).await);
             let dialect = node.with(|books, _| books.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
-            tasks.spawn(
+            tasks.spawn_apart(
                 "the watch of pods",
                 pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
-            tasks.spawn(
+            tasks.spawn_apart(
                 "the watch of the node",
                 cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
-            tasks.spawn(
+            tasks.spawn_apart(
                 "the writer of events",
                 events::run(client.clone(), name, node.notices(), stop.clone()),
             );
-            tasks.spawn("the cleaner of failed pods", clean::run(client.clone(), node.clone(), stop.clone()));
+            tasks.spawn_apart(
+                "the cleaner of failed pods",
+                clean::run(client.clone(), node.clone(), stop.clone()),
+            );
             let publisher = publish::run(
                 client,
                 node.clone(),
@@ -139,13 +146,13 @@ pub async fn run(args: Args, stop: CancellationToken) -> Result<(), AgentError> 
                 drift.clone(),
                 stop.clone(),
             );
-            tasks.spawn("the publisher", publisher);
+            tasks.spawn_apart("the publisher", publisher);
         }
     }
     if !args.metrics_bind.is_empty() {
         let pages = pages(&node, &upstreams, fixed, drift, standings);
         let (address, stop) = (args.metrics_bind.clone(), stop.clone());
-        tasks.spawn("the metrics server", async move {
+        tasks.spawn_apart("the metrics server", async move {
             if let Err(error) = http::serve(&address, pages, stop).await {
                 tracing::error!(%address, %error, "metrics and health cannot be served");
             }
@@ -183,7 +190,7 @@ fn open(args: &Args, inventory: &Inventory) -> Result<Arc<Node>, StateError> {
     Node::start(paths, books, inventory.topology.clone(), Metrics::default())
 }
 
-async fn client(kubeconfig: Option<&Path>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
     let config = match kubeconfig {
         None => kube::Config::infer().await?,
         Some(path) => {
@@ -289,9 +296,14 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
     }
 }
 
+/// Who does not answer the kubelet hears of changes later.
+async fn spread_changes(node: Arc<Node>, stop: CancellationToken) {
+    tokio::select! { () = node.spread_changes() => {}, () = stop.cancelled() => {} }
+}
+
 /// Asks pod-resources when that could free something, and now and then to compare.
 async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
-    let mut changes = node.changes();
+    let mut changes = node.settled();
     let mut next = tokio::time::Instant::now();
     let mut before = Vec::new();
     loop {
@@ -405,19 +417,23 @@ fn pages(
 /// Tasks that should run for ever; the first that ends, ends the agent.
 struct Tasks {
     set: JoinSet<&'static str>,
+    others: Handle,
     stop: CancellationToken,
 }
 
 impl Tasks {
-    fn new(stop: CancellationToken) -> Self {
-        Self { set: JoinSet::new(), stop }
+    fn new(others: Handle, stop: CancellationToken) -> Self {
+        Self { set: JoinSet::new(), others, stop }
     }
 
+    /// Something that the kubelet waits for.
     fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.set.spawn(async move {
-            task.await;
-            name
-        });
+        self.set.spawn(named(name, task));
+    }
+
+    /// Something that it does not wait for, and must not.
+    fn spawn_apart(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.set.spawn_on(named(name, task), &self.others);
     }
 
     async fn outlive(mut self) -> Result<(), AgentError> {
@@ -434,4 +450,9 @@ impl Tasks {
             _ => Err(AgentError::Ended("a part")),
         }
     }
+}
+
+async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
+    name
 }

@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::Parser;
 use gpu_migrate_plugin_bridge::agent;
 use gpu_migrate_plugin_bridge::args::{Args, LogFormat};
+use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -19,16 +20,19 @@ fn main() -> anyhow::Result<()> {
     }
     // An error here means that one is installed, which is as well.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("the runtime cannot be started")?;
-    runtime.block_on(async {
+    // What the kubelet waits for has this thread to itself: a call is answered without waking another one.
+    let kubelets = runtime::Builder::new_current_thread().enable_all().build();
+    let kubelets = kubelets.context("the runtime cannot be started")?;
+    let others = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let others = others.context("the second runtime cannot be started")?;
+    let outcome = kubelets.block_on(async {
         let stop = CancellationToken::new();
         stop_on_signal(stop.clone()).context("signals cannot be handled")?;
-        agent::run(args, stop).await.context("gpu-migrate-bridge")
-    })
+        agent::run(args, others.handle(), stop).await.context("gpu-migrate-bridge")
+    });
+    // Not waiting for a name that is still being looked up.
+    others.shutdown_background();
+    outcome
 }
 
 /// The first signal ends in order, the second at once.

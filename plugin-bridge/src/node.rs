@@ -110,6 +110,10 @@ impl Notice {
 /// How long an answer to the kubelet waits for such a look: the whole node waits with it.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(300);
 
+/// How long after a change an answer has surely gone, where nothing is waited for. The kubelet's next question follows later still:
+/// it writes its book first.
+pub(crate) const ANSWERED: std::time::Duration = std::time::Duration::from_millis(2);
+
 /// The live node. Shared by all services.
 #[derive(Debug)]
 pub struct Node {
@@ -124,6 +128,7 @@ pub struct Node {
     notices: broadcast::Sender<Notice>,
     books: Mutex<Books>,
     version: watch::Sender<u64>,
+    settled: watch::Sender<u64>,
     /// Serialises writers of the file of deviations; taken before `books`. What is on disk, where that is known.
     writer: Mutex<Option<DeviationFile>>,
     read: Mutex<Option<Read>>,
@@ -166,6 +171,7 @@ impl Node {
             notices: broadcast::Sender::new(64),
             books: Mutex::new(books),
             version: watch::Sender::new(0),
+            settled: watch::Sender::new(0),
             writer: Mutex::new(Some(deviations)),
             read: Mutex::new(None),
             outside,
@@ -212,10 +218,26 @@ impl Node {
         self.notices.subscribe()
     }
 
-    /// Says when the books have changed.
+    /// Says at once when the books have changed. For who answers the kubelet.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
+    }
+
+    /// The same a moment later, for everyone else: see [`Node::spread_changes`].
+    #[must_use]
+    pub fn settled(&self) -> watch::Receiver<u64> {
+        self.settled.subscribe()
+    }
+
+    /// Tells of changes once the answer that made them has gone. Otherwise lists, comparisons and reports would begin while the
+    /// kubelet waits, and keep the books from whoever answers it.
+    pub async fn spread_changes(&self) {
+        let mut changes = self.changes();
+        while changes.changed().await.is_ok() {
+            tokio::time::sleep(ANSWERED).await;
+            self.settled.send_replace(*changes.borrow_and_update());
+        }
     }
 
     /// Reads the kubelet's book if it is another one than the last. Cheap when it is not: one `stat`.

@@ -101,7 +101,7 @@ pub async fn run(
 ) {
     let mut publisher =
         Publisher { client, node, upstreams, fixed, drift, last: None, freed: 0, owner: None };
-    let mut changes = publisher.node.changes();
+    let mut changes = publisher.node.settled();
     loop {
         changes.borrow_and_update();
         publisher.drift.borrow_and_update();

@@ -21,6 +21,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
 use nvml_wrapper::{Device, EventSet, Nvml};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::file;
@@ -61,7 +62,7 @@ impl Vouch for LastWell {
 impl Watcher {
     /// Starts to follow the cards' health into the books.
     #[must_use]
-    pub fn start(self, node: Arc<Node>, stop: CancellationToken) -> LastWell {
+    pub fn start(self, others: &Handle, node: Arc<Node>, stop: CancellationToken) -> LastWell {
         let uuids: Vec<String> = node.with(|books, _| {
             let ledger = books.ledger();
             ledger.indexes().filter_map(|i| ledger.card(i)).map(|c| c.uuid.clone()).collect()
@@ -76,7 +77,7 @@ impl Watcher {
                 last
             }
             Self::File(path) => {
-                tokio::spawn(follow_file(path, uuids, node, stop));
+                others.spawn(follow_file(path, uuids, node, stop));
                 LastWell { cards, tells: false }
             }
         }

@@ -13,6 +13,7 @@ use clap::Parser;
 use gpu_migrate_plugin_bridge::agent::{self, AgentError};
 use gpu_migrate_plugin_bridge::args::Args;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -70,7 +71,9 @@ impl Machine {
             self.inventory.as_os_str(),
         ]);
         let stop = CancellationToken::new();
-        self.agent = Some((stop.clone(), tokio::spawn(agent::run(args, stop))));
+        let of_agent = stop.clone();
+        let agent = async move { agent::run(args, &Handle::current(), of_agent).await };
+        self.agent = Some((stop, tokio::spawn(agent)));
     }
 
     /// As by SIGKILL: nothing is tidied up.

@@ -255,8 +255,10 @@ fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
 
 fn start_agent(node: &str, arguments: &[String]) -> anyhow::Result<Process> {
     let arguments = gpu_migrate_plugin_bridge::args::Args::try_parse_from(arguments)?;
-    let main =
-        async move { Ok(gpu_migrate_plugin_bridge::agent::run(arguments, CancellationToken::new()).await?) };
+    let main = async move {
+        let others = tokio::runtime::Handle::current();
+        Ok(gpu_migrate_plugin_bridge::agent::run(arguments, &others, CancellationToken::new()).await?)
+    };
     Ok(Process::start(&format!("agent {node}"), main)?)
 }
 

@@ -26,7 +26,7 @@ use crate::decide::{Books, Millis, PodPhase};
 use crate::isolation::NoIsolation;
 use crate::kubelet::podresources::{ContainerDevices, PodResourcesError};
 use crate::metrics::Metrics;
-use crate::node::{Node, Paths, PodLookup};
+use crate::node::{ANSWERED, Node, Paths, PodLookup};
 use crate::nvidia::Upstreams;
 use crate::outside::{Clock, Disk, Outside, PodResources, replace};
 use crate::plugins::answer::AnswerStyle;
@@ -90,6 +90,8 @@ impl Services {
         let (cores, memory) = (shared(SharedResource::Cores), shared(SharedResource::Memory));
         let legacy = LegacyPlugin::new(node.clone(), upstreams.clone(), GPU.into(), CancellationToken::new());
         let lists = BTreeMap::new();
+        let spreading = node.clone();
+        runtime.spawn(async move { spreading.spread_changes().await });
         drop(inside);
         self.life = Some(Life { node, upstreams, cores, memory, legacy, lists, clock, runtime });
         self.has_read();
@@ -124,7 +126,7 @@ impl Life {
 
     /// Until nothing happens any more but by time passing.
     fn settle(&self) {
-        self.pass(1);
+        self.pass(2 * u64::try_from(ANSWERED.as_millis()).unwrap());
     }
 
     fn shared(&self, resource: &str) -> Option<&SharedPlugin> {
