@@ -206,15 +206,17 @@ fn build() -> Result<PathBuf> {
     }
     let me = env::current_exe().context("cannot tell where this test is")?;
     let folder = me.ancestors().nth(2).context("a test is in <target>/<profile>/deps")?;
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(crate::package_folder()).args(["build", "--quiet", "--locked"]);
     for package in ["webhook", "admission-ext", "plugin-bridge", "operator", "cli"] {
         command.args(["--package", &format!("gpu-migrate-{package}")]);
     }
-    if !cfg!(debug_assertions) {
-        command.arg("--release");
-    }
+    command.args(["--profile", profile]);
     command.arg("--bins").env("CARGO_TARGET_DIR", folder.parent().context("a profile folder has a parent")?);
     output(&mut command)?;
     Ok(folder.to_owned())
