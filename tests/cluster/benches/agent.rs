@@ -120,6 +120,8 @@ struct Figures {
     cores: Vec<f64>,
     memory: Vec<f64>,
     resident: Vec<f64>,
+    /// Of that, what is not a file's: pages of a program are shared and can be dropped.
+    anonymous: Vec<f64>,
 }
 
 impl Figures {
@@ -137,7 +139,7 @@ impl Figures {
             if self.resident.is_empty() {
                 "–".to_owned()
             } else {
-                format!("{:.1} MiB", median(&self.resident))
+                format!("{:.1} MiB, {:.1} anonymous", median(&self.resident), median(&self.anonymous))
             }
         );
     }
@@ -175,7 +177,8 @@ impl Bench<'_> {
         figures.start.push((at - began).as_secs_f64());
         bare_calls(&mut client, &mut figures.options).await?;
         whole_cards(&mut client, &ids, &mut figures.whole).await?;
-        figures.resident.push(plugin.resident()?);
+        figures.resident.push(plugin.memory("VmRSS:")?);
+        figures.anonymous.push(plugin.memory("RssAnon:")?);
         Ok(())
     }
 
@@ -207,7 +210,8 @@ impl Bench<'_> {
             let pod = format!("waiting-{call}");
             book.write(&[(&pod, &dialect.cores, of_cores), (&pod, &dialect.memory, of_memory)]).await?;
         }
-        figures.resident.push(agent.resident()?);
+        figures.resident.push(agent.memory("VmRSS:")?);
+        figures.anonymous.push(agent.memory("RssAnon:")?);
         if let Some(behind) = behind {
             let (_plugin, began) = spawn(&mut self.nvidia(&folder().join("gpu-migrate@kubelet.sock")))?;
             let (at, mut client, ids) = kubelet.registered(LEGACY).await?;
@@ -317,9 +321,9 @@ impl Drop for Running {
 
 impl Running {
     /// MiB.
-    fn resident(&self) -> Result<f64> {
+    fn memory(&self, field: &str) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;
         Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
     }
 }
