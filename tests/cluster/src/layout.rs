@@ -56,13 +56,17 @@ impl Layout {
         self.file("nvml-faults")
     }
 
-    /// Writes a file of the state folder and returns its path.
+    /// Writes a file of the state folder and returns its path. Who reads it meanwhile, such as a program started just before, reads the
+    /// old one or the new one.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf> {
         let path = self.file(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut beside = path.clone().into_os_string();
+        beside.push(".new");
+        let written = fs::write(&beside, content).and_then(|()| fs::rename(&beside, &path));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
 }
