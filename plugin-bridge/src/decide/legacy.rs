@@ -87,7 +87,11 @@ impl Books {
             }
         }
         self.withdraw(resource, now);
-        Err(Refusal::NoRoom { resource: resource.to_owned(), size: ids.len(), why: why.to_string() })
+        Err(Refusal::NoRoom {
+            resource: resource.to_owned(),
+            asked: ids.len().to_string(),
+            why: why.to_string(),
+        })
     }
 
     /// NVIDIA's plugin is gone: what it listed stays known, and may not be handed out.

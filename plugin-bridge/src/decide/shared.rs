@@ -52,12 +52,13 @@ pub enum Refusal {
         resource: String,
     },
     /// No card can take it. The resource is withdrawn for a moment, so that nothing else runs into the same.
-    #[error("{resource}: no card of this node has room for {size} ({why})")]
+    #[error("{resource}: no card of this node has room for {asked} ({why})")]
     NoRoom {
         /// The resource.
         resource: String,
-        /// How many devices were asked for.
-        size: usize,
+        /// What the container asks for in all, where it is known: either resource may be asked for first, and it may be the other that
+        /// no card has.
+        asked: String,
         /// Why the card of the devices asked for cannot take it.
         why: String,
     },
@@ -118,14 +119,16 @@ impl Books {
             return Ok(answer);
         }
         let mut outcome = self.attempt(resource, &plan, &keys, now);
+        let mut demand = plan.demand;
         if outcome.is_err() && plan.is_loose() {
             // Then it is of another container after all.
             let alone = self.plan_for_nobody(resource, keys.len());
             outcome = self.attempt(resource, &alone, &keys, now);
+            demand = alone.demand;
         }
         outcome.map_err(|why| {
             self.withdraw(&name, now);
-            Refusal::NoRoom { resource: name, size: keys.len(), why }
+            Refusal::NoRoom { resource: name, asked: demand.to_string(), why }
         })
     }
 

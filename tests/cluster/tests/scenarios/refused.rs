@@ -1,9 +1,9 @@
 //! Pods that the node agent has to refuse: the kubelet's sum over all cards says yes, and no card does. That happens to pods
 //! that come past the scheduler.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster, audit,
     cluster::PATIENCE,
@@ -32,7 +32,8 @@ fn past_the_scheduler(cores: u64, blocks: u64) -> Value {
 }
 
 /// Every card has 40 cores left, 320 in all, and a pod asks for 50: it is refused with the reason, and the books are as before.
-/// The cores that are left are withdrawn for a moment, so that nothing else runs into the same. A Job's pod that was refused is
+/// What is left of the resource that the kubelet asked for first, cores or memory, is withdrawn for a moment, so that nothing else
+/// runs into the same. A Job's pod that was refused is
 /// made anew and runs once a card has room, and the failed one is deleted. One that nobody would make anew stays.
 pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
     cluster: &mut Cluster,
@@ -50,11 +51,14 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
     let mut held: Vec<(String, String)> =
         placed.iter().map(|(pod, container)| Ok((only_card(container)?, uid(pod)))).collect::<Result<_>>()?;
 
+    let before = allocatable(cluster).await?;
     cluster.create_pod(&namespace, "bare", past_the_scheduler(50, 20)).await?;
     let bare = refused(cluster, &namespace, "bare").await?;
-    is_told_why(cluster, &namespace, &bare).await?;
-    cores_offered(cluster, "withdrawn", |cores| cores < CARDS * 100).await?;
-    cores_offered(cluster, "offered again", |cores| cores == CARDS * 100).await?;
+    let resource = is_told_why(cluster, &namespace, &bare).await?;
+    let whole = before.get(&resource).copied();
+    ensure!(whole.is_some_and(|whole| whole > CARDS), "of {resource} there is {whole:?}");
+    offered(cluster, &resource, "withdrawn", |left| left < whole).await?;
+    offered(cluster, &resource, "offered again", |left| left == whole).await?;
     cluster.shadow_agrees(held.clone()).await?;
 
     let begin = audit::read(&cluster.kit.layout.logs())?.len();
@@ -104,11 +108,15 @@ async fn refused(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<Po
         .await
 }
 
-/// Status and Event say what was asked for, and that no card has it.
-async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<()> {
-    let why = format!("{}: no card of this node has room for 50", Dialect::default().cores);
+/// Status and Event say what was asked for, and that no card has it. Returns the resource that was refused.
+async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<String> {
     let said = phase_and_why(Some(pod));
-    ensure!(said.contains(&why), "the status says {said:?}");
+    let Dialect { cores, memory, .. } = Dialect::default();
+    let why =
+        |resource: &str| format!("{resource}: no card of this node has room for 50 cores and 20 blocks");
+    let resource = [cores, memory].into_iter().find(|resource| said.contains(&why(resource)));
+    let resource = resource.with_context(|| format!("the status says {said:?}"))?;
+    let why = why(&resource);
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
     cluster
         .until("an Event about the refused pod", PATIENCE, || async {
@@ -119,16 +127,29 @@ async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Resul
             let found = told.iter().any(|text| text.contains(REFUSED) && text.contains(&why));
             Ok(Seen::from_bool(found, || format!("{told:?}")))
         })
-        .await
+        .await?;
+    Ok(resource)
 }
 
-async fn cores_offered(cluster: &mut Cluster, what: &str, wanted: impl Fn(u64) -> bool) -> Result<()> {
-    let (nodes, name) = (Api::<Node>::all(cluster.client.clone()), Dialect::default().cores);
+/// How much of each countable resource the node offers.
+async fn allocatable(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let node = Api::<Node>::all(cluster.client.clone()).get(NODE).await?;
+    let all = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+    Ok(all.into_iter().filter_map(|(name, amount)| Some((name, amount.0.parse().ok()?))).collect())
+}
+
+async fn offered(
+    cluster: &mut Cluster,
+    resource: &str,
+    what: &str,
+    wanted: impl Fn(Option<u64>) -> bool,
+) -> Result<()> {
+    let nodes = Api::<Node>::all(cluster.client.clone());
     cluster
-        .until(&format!("cores to be {what}"), PATIENCE, || async {
+        .until(&format!("{resource} to be {what}"), PATIENCE, || async {
             let offered =
-                nodes.get(NODE).await?.status.and_then(|s| s.allocatable?.get(&name)?.0.parse().ok());
-            Ok(Seen::from_bool(offered.is_some_and(&wanted), || format!("{offered:?}")))
+                nodes.get(NODE).await?.status.and_then(|s| s.allocatable?.get(resource)?.0.parse().ok());
+            Ok(Seen::from_bool(offered.is_some() && wanted(offered), || format!("{offered:?}")))
         })
         .await
 }
