@@ -53,6 +53,30 @@ async fn a_shared_pod_gets_the_card_that_the_extender_chose_in_either_order() {
 }
 
 #[tokio::test]
+async fn a_refusal_names_the_whole_share_in_either_order() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        machine.bind(name, &[("main", &shared(60, 20))], &[]);
+    }
+    for name in ["late", "later"] {
+        machine.bind(name, &[("main", &shared(50, 20))], &[]);
+    }
+    // As above.
+    tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        machine.kubelet.admit(name, "main", false, &shared_order(60, 20)).await.unwrap();
+        machine.kubelet.start_container(name, "main").await.unwrap();
+    }
+    // No card has 50 cores left; each has memory enough.
+    for (name, order) in [("late", [(CORE, 50), (MEMORY, 20)]), ("later", [(MEMORY, 20), (CORE, 50)])] {
+        let refusal = machine.kubelet.admit(name, "main", false, &order).await.unwrap_err();
+        let told = format!("{}: no card of this node has room for 50 cores and 20 blocks", order[0].0);
+        assert!(refusal.message().contains(&told), "{refusal}");
+    }
+}
+
+#[tokio::test]
 async fn the_two_kinds_never_meet_on_a_card() {
     let machine = Machine::start().await;
     both_registered(&machine).await;

@@ -86,7 +86,7 @@ fn scenarios() -> Vec<Scenario> {
 const ON_PURPOSE: [(&str, &str, &str); 1] = [(
     "churn::",
     "GPU_MIGRATE_CHURN",
-    "clean in both runs since the observer tells ending processes apart, but CI has not run it yet",
+    "clean in all three runs since the observer tells ending processes apart, but CI has not run it yet",
 )];
 
 /// The cluster that all scenarios share.
