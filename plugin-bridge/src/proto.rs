@@ -1,10 +1,9 @@
 //! The protocols spoken on the node, as generated from `proto/`; one message is ours.
 
-#![allow(missing_docs, unreachable_pub, clippy::all)]
-
 mod list;
 
 /// The device plugin API, v1beta1: the kubelet's `Registration` and a plugin's `DevicePlugin`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod deviceplugin {
     pub use super::list::{ListAndWatchResponse, ListWriter};
 
@@ -19,11 +18,13 @@ pub mod deviceplugin {
 }
 
 /// The pod-resources API, v1: which container has which devices, as the kubelet sees it now.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod podresources {
     tonic::include_proto!("v1");
 }
 
 /// gpu-manager's registration of virtual devices.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod vcuda {
     tonic::include_proto!("vcuda");
 }
