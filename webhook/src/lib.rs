@@ -8,23 +8,31 @@
 //!
 //! `gpu-migrate plan` uses [`plan`] and [`mod@file`].
 
+#[cfg(feature = "server")]
 pub mod args;
 pub mod compile;
 pub mod convert;
 pub mod decide;
 pub mod file;
+#[cfg(feature = "server")]
 pub mod http;
+#[cfg(feature = "server")]
 pub mod metrics;
 pub mod original;
 pub mod plan;
 pub mod policy;
 mod record;
+#[cfg(feature = "server")]
 pub mod register;
+#[cfg(feature = "server")]
 pub mod registrar;
 pub mod restore;
+#[cfg(feature = "server")]
 pub mod review;
 mod rewrite;
+#[cfg(feature = "server")]
 pub mod run;
+#[cfg(feature = "server")]
 pub mod source;
 pub mod text;
 pub mod view;
