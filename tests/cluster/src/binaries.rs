@@ -93,12 +93,11 @@ impl Binaries {
     /// If a program is neither found nor built.
     pub fn prepare() -> Result<Self> {
         let here = &crate::package_folder();
-        let kubernetes = |name: &str| go_tool(here, KUBERNETES_GO_MOD, "k8s.io/kubernetes", name);
         Ok(Self {
             etcd: installed("etcd")?,
             containerd: installed("containerd")?,
             ctr: installed("ctr")?,
-            kubectl: kubernetes("kubectl")?,
+            kubectl: kubectl()?,
             kubelet: kubernetes("kubelet")?,
             apiserver: kubernetes("kube-apiserver")?,
             controller_manager: kubernetes("kube-controller-manager")?,
@@ -115,7 +114,20 @@ impl Binaries {
     }
 }
 
-/// Helm. Only who installs by it waits for its build.
+/// A program of Kubernetes.
+fn kubernetes(name: &str) -> Result<PathBuf> {
+    go_tool(&crate::package_folder(), KUBERNETES_GO_MOD, "k8s.io/kubernetes", name)
+}
+
+/// kubectl.
+///
+/// # Errors
+/// If it is neither found nor built.
+pub fn kubectl() -> Result<PathBuf> {
+    kubernetes("kubectl")
+}
+
+/// Helm, apart from [`Binaries`]: most scenarios do without it.
 ///
 /// # Errors
 /// If it is neither found nor built.
