@@ -51,7 +51,7 @@ const WAITING: u32 = 20;
 const PODS_OF_A_CARD: u32 = 12;
 const CARDS: u32 = 8;
 const CARD_MIB: u64 = 40_960;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LEGACY: &str = "nvidia.com/gpu";
 
 fn main() -> Result<()> {
@@ -184,7 +184,7 @@ impl Bench<'_> {
 
     async fn agent(&self, cards: Cards, figures: &mut Figures, behind: Option<&mut Figures>) -> Result<()> {
         let mut kubelet = Kubelet::start()?;
-        let mut book = Book::begin()?;
+        let mut runbook = Runbook::begin()?;
         let pods = Path::new(KUBELET_ROOT).join("pods.json");
         fs::write(&pods, json!({"apiVersion": "v1", "kind": "List", "items": pod_list()}).to_string())?;
         let mut command = Command::new(self.bridge);
@@ -208,7 +208,7 @@ impl Bench<'_> {
             let of_memory = ids(SharedResource::Memory, card, place, 4);
             figures.memory.push(allocate(&mut memory, &healthy(&offered_memory), of_memory.clone()).await?);
             let pod = format!("waiting-{call}");
-            book.write(&[(&pod, &dialect.cores, of_cores), (&pod, &dialect.memory, of_memory)]).await?;
+            runbook.write(&[(&pod, &dialect.cores, of_cores), (&pod, &dialect.memory, of_memory)]).await?;
         }
         figures.resident.push(agent.memory("VmRSS:")?);
         figures.anonymous.push(agent.memory("RssAnon:")?);
@@ -222,7 +222,7 @@ impl Bench<'_> {
                 // It is still offered when it is asked for.
                 let of_all = [offered.as_slice(), std::slice::from_ref(&id)].concat();
                 behind.whole.push(allocate(&mut client, &of_all, vec![id.clone()]).await?);
-                book.write(&[(&format!("legacy-{id}"), LEGACY, vec![id])]).await?;
+                runbook.write(&[(&format!("legacy-{id}"), LEGACY, vec![id])]).await?;
             }
         }
         Ok(())
@@ -237,25 +237,29 @@ fn ids(resource: SharedResource, card: u32, place: u32, count: u32) -> Vec<Strin
     numbers.take(count as usize).map(|number| layout.id(resource, number)).collect()
 }
 
-/// The kubelet's book, which it writes after each container and before it asks for the next one's devices.
-struct Book(Vec<Value>);
+/// The kubelet's runbook, which it writes after each container and before it asks for the next one's devices.
+struct Runbook(Vec<Value>);
 
-impl Book {
+impl Runbook {
     /// With the containers that run: each 8 cores and 12 blocks.
     fn begin() -> Result<Self> {
         let dialect = Dialect::default();
-        let mut book = Self(Vec::new());
+        let mut runbook = Self(Vec::new());
         for pod in 0..RUNNING {
             let (card, place) = (pod / PODS_OF_A_CARD, pod % PODS_OF_A_CARD);
-            book.add(&format!("running-{pod}"), &dialect.cores, &ids(SharedResource::Cores, card, place, 8));
-            book.add(
+            runbook.add(
+                &format!("running-{pod}"),
+                &dialect.cores,
+                &ids(SharedResource::Cores, card, place, 8),
+            );
+            runbook.add(
                 &format!("running-{pod}"),
                 &dialect.memory,
                 &ids(SharedResource::Memory, card, place, 12),
             );
         }
-        book.replace()?;
-        Ok(book)
+        runbook.replace()?;
+        Ok(runbook)
     }
 
     fn add(&mut self, pod: &str, resource: &str, ids: &[String]) {
@@ -437,7 +441,7 @@ impl Kubelet {
             {
                 break self.early.remove(place);
             }
-            let next = timeout(PATIENCE, self.registrations.recv()).await;
+            let next = timeout(TIMEOUT, self.registrations.recv()).await;
             self.early.push(
                 next.with_context(|| format!("nobody registers {resource}"))?
                     .context("the socket is gone")?,
@@ -445,7 +449,7 @@ impl Kubelet {
         };
         let mut client = DevicePluginClient::new(dial(&folder().join(request.endpoint)).await?);
         let mut list = client.list_and_watch(Empty {}).await?.into_inner();
-        let first = timeout(PATIENCE, list.message()).await??.context("no list")?;
+        let first = timeout(TIMEOUT, list.message()).await??.context("no list")?;
         self.lists.spawn(async move { while let Ok(Some(_)) = list.message().await {} });
         let devices =
             first.devices()?.into_iter().map(|device| (device.id, device.health == HEALTHY)).collect();

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use gpu_migrate_cluster_tests::{
     Cluster, binaries,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     migration::share,
     stage::CARDS,
     wait::{self, Seen},
@@ -63,7 +63,7 @@ async fn run() -> Result<()> {
     for turn in 0..TURNS {
         let without = rate(&mut cluster, &format!("without-{turn}"), None).await?;
         cluster.add_extender().await?;
-        let port = cluster.kit.ports.extender[0];
+        let port = cluster.setup.ports.extender[0];
         let with = rate(&mut cluster, &format!("with-{turn}"), Some(port)).await?;
         cluster.remove(EXTENDER)?;
         println!("| {turn} | {without:.0}/s | {with:.0}/s | {:.2} |", with / without);
@@ -89,7 +89,7 @@ async fn rate(cluster: &mut Cluster, name: &str, extender: Option<u16>) -> Resul
     stream::iter(making).buffer_unordered(16).try_collect::<()>().await?;
     let pods = cluster.pods(&namespace);
     let bound = tokio::spawn(all_bound(Api::namespaced(cluster.client.clone(), &namespace)));
-    cluster.schedule_with(extender)?;
+    cluster.restart_scheduler(extender)?;
     let took = bound.await??;
     cluster.check()?;
     if extender.is_some() {
@@ -97,7 +97,7 @@ async fn rate(cluster: &mut Cluster, name: &str, extender: Option<u16>) -> Resul
     }
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     pods.delete_collection(&now, &ListParams::default()).await?;
-    wait::until("the pods of this turn to be gone", PATIENCE, || async {
+    wait::until("the pods of this turn to be gone", TIMEOUT, || async {
         let left = pods.list_metadata(&ListParams::default()).await?.items.len();
         Ok(Seen::from_bool(left == 0, || format!("{left} are left")))
     })

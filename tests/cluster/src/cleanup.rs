@@ -28,7 +28,7 @@ const MARK: &str = ".gpu-migrate-cluster-tests";
 /// Removes all of it, and leaves an empty state folder and an empty, marked kubelet root.
 ///
 /// # Errors
-/// If the machine has a kubelet of its own: nothing is touched then. Or if something cannot be removed.
+/// If the machine has a kubelet of its own: nothing is used then. Or if something cannot be removed.
 pub fn clear(layout: &Layout) -> Result<()> {
     let root = Path::new(KUBELET_ROOT);
     let foreign =

@@ -16,19 +16,20 @@ use serde_json::json;
 
 use crate::{
     binaries::Binaries,
-    configs::{Kit, NODE},
+    cleanup,
+    configs::{NODE, Setup},
     image::{self, PAUSE_IMAGE, WORK_IMAGE},
     layout::{Layout, Ports},
-    leftovers, observe,
+    observe,
     pki::Pki,
-    process::{Component, Recipe, output},
-    programs::Beside,
+    pod_programs::PodPrograms,
+    process::{Component, ProcessSpec, output},
     stage::Stage,
     wait::{self, Seen},
 };
 
 /// Long enough for anything that works, on two busy cores.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a refusal for want of rights reads like, in small letters. A namespace that is going away is forbidden in other words.
 const REFUSED: &str = "is forbidden: user";
@@ -38,20 +39,20 @@ pub struct Cluster {
     /// For the API, as administrator.
     pub client: Client,
     /// What its components are started from.
-    pub kit: Kit,
+    pub setup: Setup,
     /// In the order of their start.
     components: Vec<Component>,
     pub(crate) stage: Option<Stage>,
     namespaces: Vec<String>,
     pub(crate) policies: Vec<String>,
     /// Programs that run beside pods, see [`crate::programs`].
-    pub(crate) beside: Vec<Beside>,
+    pub(crate) pod_programs: Vec<PodPrograms>,
     /// Where the apiserver finds the webhook that runs beside a pod.
     pub(crate) webhook_url: Option<String>,
     /// Whether a stage was ever put on it: it is as new until then.
-    pub(crate) touched: bool,
+    pub(crate) used: bool,
     /// Nobody knows what is on it: the next scenario gets a new one.
-    pub(crate) spoilt: bool,
+    pub(crate) needs_recreation: bool,
     stopped: bool,
 }
 
@@ -75,23 +76,23 @@ impl Cluster {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let binaries = Binaries::prepare()?;
         let layout = Layout::from_env();
-        leftovers::clear(&layout)?;
+        cleanup::clear(&layout)?;
         crate::process::empty(&layout.logs())?;
         let (ports, pki) = (Ports::choose()?, Pki::new(&layout)?);
         let admin = pki.kubeconfig(ports.apiserver, "admin", "system:masters")?;
         let client = client(&admin).await?;
-        let kit = Kit { layout, ports, pki, binaries, admin };
+        let setup = Setup { layout, ports, pki, binaries, admin };
         let mut cluster = Self {
             client,
-            kit,
+            setup,
             components: Vec::new(),
             stage: None,
             namespaces: Vec::new(),
             policies: Vec::new(),
-            beside: Vec::new(),
+            pod_programs: Vec::new(),
             webhook_url: None,
-            touched: false,
-            spoilt: false,
+            used: false,
+            needs_recreation: false,
             stopped: false,
         };
         let begin = Instant::now();
@@ -99,35 +100,37 @@ impl Cluster {
         eprintln!(
             "control plane ready after {:.1?}; logs in {}",
             begin.elapsed(),
-            cluster.kit.layout.logs().display()
+            cluster.setup.layout.logs().display()
         );
         Ok(cluster)
     }
 
     async fn start_control_plane(&mut self) -> Result<()> {
-        self.add(self.kit.etcd())?;
-        self.add(self.kit.apiserver()?)?;
+        self.add(self.setup.etcd())?;
+        self.add(self.setup.apiserver()?)?;
         let client = self.client.clone();
-        self.until("kube-apiserver to be ready", PATIENCE, || async {
+        self.until("kube-apiserver to be ready", TIMEOUT, || async {
             let request = http_get("/readyz")?;
             Ok(Seen::Done(client.request_text(request).await.map(drop)?))
         })
         .await?;
-        self.add(self.kit.controller_manager())?;
-        self.add(self.kit.scheduler(None)?)?;
+        self.add(self.setup.controller_manager())?;
+        self.add(self.setup.scheduler(None)?)?;
         Ok(())
     }
 
     async fn start_node(&mut self) -> Result<()> {
-        self.add(self.kit.containerd()?)?;
-        let (ctr, socket) = (self.kit.binaries.ctr.clone(), self.kit.layout.containerd_socket());
-        self.until("containerd to answer", PATIENCE, || async {
+        self.add(self.setup.containerd()?)?;
+        let (ctr, socket) = (self.setup.binaries.ctr.clone(), self.setup.layout.containerd_socket());
+        self.until("containerd to answer", TIMEOUT, || async {
             output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
         })
         .await?;
         for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
-            let tar =
-                self.kit.layout.write("image.tar", image::tarball(&self.kit.binaries.work, name, verb)?)?;
+            let tar = self
+                .setup
+                .layout
+                .write("image.tar", image::tarball(&self.setup.binaries.work, name, verb)?)?;
             output(
                 Command::new(&ctr)
                     .arg("--address")
@@ -136,9 +139,9 @@ impl Cluster {
                     .arg(tar),
             )?;
         }
-        self.add(self.kit.kubelet()?)?;
+        self.add(self.setup.kubelet()?)?;
         let nodes: Api<Node> = Api::all(self.client.clone());
-        self.until("the node to be Ready", PATIENCE, || async {
+        self.until("the node to be Ready", TIMEOUT, || async {
             let node = nodes.get(NODE).await?;
             let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
             let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
@@ -146,7 +149,7 @@ impl Cluster {
         })
         .await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
-        self.until("the default service account", PATIENCE, || async {
+        self.until("the default service account", TIMEOUT, || async {
             Ok(Seen::Done(accounts.get("default").await.map(drop)?))
         })
         .await
@@ -156,8 +159,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If it cannot be executed.
-    pub fn add(&mut self, recipe: Recipe) -> Result<()> {
-        let mut component = Component::new(recipe, &self.kit.layout.logs());
+    pub fn add(&mut self, recipe: ProcessSpec) -> Result<()> {
+        let mut component = Component::new(recipe, &self.setup.layout.logs());
         component.start()?;
         self.components.push(component);
         Ok(())
@@ -229,16 +232,16 @@ impl Cluster {
     ///
     /// # Errors
     /// With the lines of its log that say so.
-    pub fn check_rights(&self) -> Result<()> {
+    pub fn check_forbidden(&self) -> Result<()> {
         let ours = self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-"));
-        ours.map(Component::name).try_for_each(|name| self.check_rights_of(name))
+        ours.map(Component::name).try_for_each(|name| self.check_forbidden_of(name))
     }
 
     /// The same for one component.
     ///
     /// # Errors
     /// With the lines of its log that say so.
-    pub fn check_rights_of(&self, name: &str) -> Result<()> {
+    pub fn check_forbidden_of(&self, name: &str) -> Result<()> {
         let component = self.components.iter().find(|c| c.name() == name);
         let refused = component.map(|c| c.log_lines(REFUSED)).transpose()?.unwrap_or_default();
         ensure!(refused.is_empty(), "{name} has too few rights:\n{}", refused.join("\n"));
@@ -272,7 +275,7 @@ impl Cluster {
         }
     }
 
-    /// A namespace of its own for a scenario, with labels; [`Cluster::tidy`] removes it.
+    /// A namespace of its own for a scenario, with labels; [`Cluster::clean_up`] removes it.
     ///
     /// # Errors
     /// If the API refuses it.
@@ -286,7 +289,7 @@ impl Cluster {
         let name = made.name_any();
         self.namespaces.push(name.clone());
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &name);
-        wait::until("the namespace's service account", PATIENCE, || async {
+        wait::until("the namespace's service account", TIMEOUT, || async {
             Ok(Seen::Done(accounts.get("default").await.map(drop)?))
         })
         .await?;
@@ -298,9 +301,9 @@ impl Cluster {
     ///
     /// # Errors
     /// If something stays.
-    pub async fn tidy(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.spoilt) {
-            return self.anew().await;
+    pub async fn clean_up(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.needs_recreation) {
+            return self.recreate().await;
         }
         self.drop_policies().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -310,7 +313,7 @@ impl Cluster {
         }
         let pods: Api<Pod> = Api::all(self.client.clone());
         let client = self.client.clone();
-        self.until("all pods and containers of the scenario to be gone", PATIENCE, || async {
+        self.until("all pods and containers of the scenario to be gone", TIMEOUT, || async {
             let left = pods.list(&ListParams::default()).await?.items;
             for pod in &left {
                 end(&client, pod).await;
@@ -343,7 +346,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If the old one does not stop or the new one does not start.
-    pub(crate) async fn anew(&mut self) -> Result<()> {
+    pub(crate) async fn recreate(&mut self) -> Result<()> {
         self.stop()?;
         *self = Self::start().await?;
         Ok(())
@@ -360,7 +363,7 @@ impl Cluster {
         while let Some(mut component) = self.components.pop() {
             component.stop()?;
         }
-        leftovers::remove(&self.kit.layout)
+        cleanup::remove(&self.setup.layout)
     }
 }
 

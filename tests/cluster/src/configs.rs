@@ -12,7 +12,7 @@ use crate::{
     image::PAUSE_IMAGE,
     layout::{Layout, Ports},
     pki::Pki,
-    process::Recipe,
+    process::ProcessSpec,
 };
 
 /// The node that has a kubelet; the runbook calls it so.
@@ -23,7 +23,7 @@ pub const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the recipes are written from.
 #[derive(Debug)]
-pub struct Kit {
+pub struct Setup {
     /// Folders.
     pub layout: Layout,
     /// Ports.
@@ -36,12 +36,12 @@ pub struct Kit {
     pub admin: PathBuf,
 }
 
-impl Kit {
+impl Setup {
     /// etcd without fsync: the data are thrown away anyhow.
-    pub fn etcd(&self) -> Recipe {
+    pub fn etcd(&self) -> ProcessSpec {
         let client = format!("http://127.0.0.1:{}", self.ports.etcd);
         let peer = format!("http://127.0.0.1:{}", self.ports.etcd_peer);
-        Recipe::new("etcd", &self.binaries.etcd)
+        ProcessSpec::new("etcd", &self.binaries.etcd)
             .flag("name", "it")
             .flag("data-dir", self.layout.file("etcd"))
             .flag("listen-client-urls", &client)
@@ -55,9 +55,9 @@ impl Kit {
     }
 
     /// kube-apiserver on loopback. Without a reconciler it does not try to publish its address, which must not be loopback.
-    pub fn apiserver(&self) -> Result<Recipe> {
+    pub fn apiserver(&self) -> Result<ProcessSpec> {
         let serving = self.pki.server("apiserver", &["kubernetes", "kubernetes.default.svc"])?;
-        Ok(Recipe::new("kube-apiserver", &self.binaries.apiserver)
+        Ok(ProcessSpec::new("kube-apiserver", &self.binaries.apiserver)
             .flag("etcd-servers", format!("http://127.0.0.1:{}", self.ports.etcd))
             .flag("bind-address", "127.0.0.1")
             .flag("advertise-address", "127.0.0.1")
@@ -81,8 +81,8 @@ impl Kit {
 
     /// kube-controller-manager as administrator: with an account for each controller it starts several seconds later. Its
     /// client is not to be what limits a test that makes hundreds of pods.
-    pub fn controller_manager(&self) -> Recipe {
-        Recipe::new("kube-controller-manager", &self.binaries.controller_manager)
+    pub fn controller_manager(&self) -> ProcessSpec {
+        ProcessSpec::new("kube-controller-manager", &self.binaries.controller_manager)
             .flag("kubeconfig", &self.admin)
             .flag("authentication-kubeconfig", &self.admin)
             .flag("authorization-kubeconfig", &self.admin)
@@ -100,7 +100,7 @@ impl Kit {
     /// `nvidia.com/gpu` among the managed resources, legacy pods of the default scheduler are placed through the extender
     /// too, so that one cache serialises both kinds (DESIGN decision 6).
     /// `deploy/scheduler/` has the same for a real cluster.
-    pub fn scheduler(&self, extender: Option<u16>) -> Result<Recipe> {
+    pub fn scheduler(&self, extender: Option<u16>) -> Result<ProcessSpec> {
         let dialect = Dialect::default();
         let managed: Vec<Value> = [dialect.legacy, dialect.cores, dialect.memory]
             .into_iter()
@@ -134,7 +134,7 @@ impl Kit {
             config["extenders"] = extenders(port);
         }
         let path = self.layout.write("scheduler.json", config.to_string())?;
-        Ok(Recipe::new("kube-scheduler", &self.binaries.scheduler)
+        Ok(ProcessSpec::new("kube-scheduler", &self.binaries.scheduler)
             .flag("config", path)
             .flag("bind-address", "127.0.0.1")
             .flag("secure-port", self.ports.scheduler.to_string())
@@ -144,7 +144,7 @@ impl Kit {
 
     /// containerd with everything under the state folder. `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc cannot
     /// lower the score of a sandbox and fails with "can't get final child's PID from pipe".
-    pub fn containerd(&self) -> Result<Recipe> {
+    pub fn containerd(&self) -> Result<ProcessSpec> {
         let cni = self.layout.file("cni");
         let config = format!(
             r#"version = 2
@@ -182,11 +182,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             std::fs::remove_file(&link)?;
             std::os::unix::fs::symlink(&self.binaries.work, &link)?;
         }
-        Ok(Recipe::new("containerd", &self.binaries.containerd).arg("--config").arg(path))
+        Ok(ProcessSpec::new("containerd", &self.binaries.containerd).arg("--config").arg(path))
     }
 
     /// The kubelet. Its root is where device plugins look for it, so it cannot be moved.
-    pub fn kubelet(&self) -> Result<Recipe> {
+    pub fn kubelet(&self) -> Result<ProcessSpec> {
         let serving = self.pki.server("kubelet", &[NODE])?;
         let config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -219,7 +219,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
         let path = self.layout.write("kubelet.json", config.to_string())?;
         let kubeconfig =
             self.pki.kubeconfig(self.ports.apiserver, &format!("system:node:{NODE}"), "system:nodes")?;
-        Ok(Recipe::new("kubelet", &self.binaries.kubelet)
+        Ok(ProcessSpec::new("kubelet", &self.binaries.kubelet)
             .flag("config", path)
             .flag("kubeconfig", kubeconfig)
             .flag("hostname-override", NODE)

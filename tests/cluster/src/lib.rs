@@ -16,7 +16,7 @@
 //! - [`Cluster::kill`], [`Cluster::start_component`], [`Cluster::restart`] for accidents.
 //!
 //! A scenario of the stage `Bare` installs gpu-migrate itself, as its owner would: [`book`] types the commands of the
-//! documents, and [`programs`] runs each program beside its pod. [`snapshot`] compares two moments, and [`audit`] tells who
+//! documents, and [`pod_programs`] runs each program beside its pod. [`snapshot`] compares two moments, and [`audit`] tells who
 //! asked the apiserver for what; the last scenario holds that against the rights that `deploy/` gives.
 //!
 //! When a scenario fails, [`diagnose`] prints the pods, the events and the ends of all logs.
@@ -24,7 +24,8 @@
 //! # What it needs
 //!
 //! Root, and Debian's `containerd`, `runc` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
-//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see [`binaries`].
+//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see
+//! [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run.
 //! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
 //!
 //! | variable | means |
@@ -34,7 +35,7 @@
 //! | `GPU_MIGRATE_CACHE` | what was built from Go modules (default: `~/.cache/gpu-migrate`) |
 //! | `GPU_MIGRATE_BIN_DIR` | our own binaries, instead of having cargo build them |
 //! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
-//! | `GPU_MIGRATE_CHURN=1` | run the churn as well, which is run on purpose only |
+//! | `GPU_MIGRATE_CHURN=1` | run the churn as well, as CI does: it takes minutes |
 //! | `GPU_MIGRATE_LEADERS_SEED` | when leaders are killed or frozen (1) |
 //! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
 //!
@@ -49,23 +50,23 @@
 
 pub mod audit;
 pub mod binaries;
-pub mod book;
+pub mod cleanup;
 pub mod cluster;
 pub mod configs;
 pub mod diagnose;
 pub mod http;
 pub mod image;
 pub mod layout;
-pub mod leftovers;
 pub mod manifests;
 pub mod metrics;
 pub mod migration;
 pub mod nodes;
 pub mod observe;
 pub mod pki;
+pub mod pod_programs;
 pub mod process;
-pub mod programs;
 pub mod proxy;
+pub mod runbook;
 pub mod snapshot;
 pub mod stage;
 pub mod wait;

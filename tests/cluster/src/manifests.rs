@@ -76,7 +76,7 @@ pub fn of_document(document: &str, kind: &str) -> Result<Value> {
 }
 
 /// Whether an object is an account or its rights.
-pub fn is_right(object: &Value) -> bool {
+pub fn is_rbac(object: &Value) -> bool {
     RIGHTS.iter().any(|kind| object["kind"] == *kind)
 }
 

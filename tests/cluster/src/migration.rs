@@ -13,7 +13,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, TIMEOUT},
     configs::NODE,
     stage::CARDS,
     wait::Seen,
@@ -61,7 +61,7 @@ impl Cluster {
         Api::<GPUMigration>::all(self.client.clone()).create(&PostParams::default(), &policy).await?;
         self.policies.push(namespace.clone());
         let client = self.client.clone();
-        self.until(&format!("the policy of {namespace} to be followed"), PATIENCE, || async {
+        self.until(&format!("the policy of {namespace} to be followed"), TIMEOUT, || async {
             let pod = dry_run(&client, &namespace, pod_spec(GPU)).await?;
             Ok(Seen::from_bool(limit(&pod, &Dialect::default().legacy) == 0, || format!("{:?}", pod.spec)))
         })
@@ -69,7 +69,7 @@ impl Cluster {
         Ok(namespace)
     }
 
-    /// Has [`Cluster::tidy`] remove a policy, too, that the scenario made itself.
+    /// Has [`Cluster::clean_up`] remove a policy, too, that the scenario made itself.
     pub fn forget_policy_after(&mut self, name: &str) {
         self.policies.push(name.to_owned());
     }
@@ -94,10 +94,10 @@ impl Cluster {
     ///
     /// # Errors
     /// If it does not.
-    pub async fn shadow_agrees(&mut self, mut expected: Vec<(String, String)>) -> Result<()> {
+    pub async fn wait_for_holders(&mut self, mut expected: Vec<(String, String)>) -> Result<()> {
         expected.sort();
         let api: Api<GPUShadow> = Api::all(self.client.clone());
-        self.until("the GPUShadow to list who runs", PATIENCE, || async {
+        self.until("the GPUShadow to list who runs", TIMEOUT, || async {
             let status = api.get(NODE).await?.status.unwrap_or_default();
             let mut told: Vec<(String, String)> = status
                 .cards

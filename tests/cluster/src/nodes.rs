@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, TIMEOUT},
     migration::uuid,
     stage::CARDS,
     wait::Seen,
@@ -103,7 +103,7 @@ impl Cluster {
             }
         });
         let fake = FakeNodes { names, renewal };
-        self.until("the fake nodes to take pods", PATIENCE, || async {
+        self.until("the fake nodes to take pods", TIMEOUT, || async {
             let list = nodes.list(&ListParams::default().labels(FAKE)).await?;
             let taking = list
                 .iter()

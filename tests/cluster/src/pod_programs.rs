@@ -5,7 +5,7 @@
 //! is a process of this machine, started when its pod runs and stopped when its pod goes, with the arguments and variables of
 //! its container, at its pod's address and with its ServiceAccount's rights. So probes, replicas, rollouts, scaling and
 //! deletion are Kubernetes' own, and the probes are answered by the programs: the pod network of these scenarios leads to
-//! this machine's loopback. What differs is said in `Cluster::recipe_of`.
+//! this machine's loopback. What differs is said in `Cluster::process_of`.
 
 use std::{collections::BTreeSet, net::Ipv4Addr, process::Command};
 
@@ -18,7 +18,7 @@ use crate::{
     binaries,
     cluster::Cluster,
     image::WORK_IMAGE,
-    process::{Recipe, output},
+    process::{ProcessSpec, output},
     stage::SYSTEM_NAMESPACE,
 };
 
@@ -29,7 +29,7 @@ pub const NVIDIA_LABEL: &str = "name=nvidia-device-plugin-ds";
 
 /// The programs of one pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Beside {
+pub(crate) struct PodPrograms {
     uid: String,
     components: Vec<String>,
 }
@@ -58,12 +58,12 @@ impl Cluster {
     ///
     /// # Errors
     /// If containerd refuses a name.
-    pub fn stand_in_for(&self, images: &BTreeSet<String>) -> Result<()> {
+    pub fn tag_work_image_as(&self, images: &BTreeSet<String>) -> Result<()> {
         for image in images {
             output(
-                Command::new(&self.kit.binaries.ctr)
+                Command::new(&self.setup.binaries.ctr)
                     .arg("--address")
-                    .arg(self.kit.layout.containerd_socket())
+                    .arg(self.setup.layout.containerd_socket())
                     .args(["--namespace", "k8s.io", "images", "tag", "--force", WORK_IMAGE, image]),
             )?;
         }
@@ -75,7 +75,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If a program does not start, was refused something, or its container is not known.
-    pub async fn follow_pods(&mut self) -> Result<()> {
+    pub async fn sync_pod_programs(&mut self) -> Result<()> {
         let mut pods = Api::<Pod>::namespaced(self.client.clone(), SYSTEM_NAMESPACE)
             .list(&ListParams::default())
             .await?
@@ -84,32 +84,37 @@ impl Cluster {
         pods.extend(nvidia.list(&ListParams::default().labels(NVIDIA_LABEL)).await?.items);
         pods.retain(runs);
 
-        let (stay, leave): (Vec<_>, Vec<_>) = std::mem::take(&mut self.beside)
+        let (stay, leave): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pod_programs)
             .into_iter()
             .partition(|beside| pods.iter().any(|pod| pod.uid().as_ref() == Some(&beside.uid)));
-        self.beside = stay;
+        self.pod_programs = stay;
         for name in leave.iter().flat_map(|beside| &beside.components) {
             self.component(name)?.terminate()?;
         }
         for name in leave.iter().flat_map(|beside| &beside.components) {
-            self.check_rights_of(name)?;
+            self.check_forbidden_of(name)?;
             self.remove(name)?;
         }
-        if !self.beside.iter().flat_map(|beside| &beside.components).any(|name| name.ends_with(".webhook")) {
+        if !self
+            .pod_programs
+            .iter()
+            .flat_map(|beside| &beside.components)
+            .any(|name| name.ends_with(".webhook"))
+        {
             self.webhook_url = None;
         }
         for pod in &pods {
             let uid = pod.uid().context("a pod has a UID")?;
-            if self.beside.iter().any(|beside| beside.uid == uid) {
+            if self.pod_programs.iter().any(|beside| beside.uid == uid) {
                 continue;
             }
             let mut components = Vec::new();
             for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
-                let recipe = self.recipe_of(pod, container).await?;
+                let recipe = self.process_of(pod, container).await?;
                 components.push(recipe.name.clone());
                 self.add(recipe)?;
             }
-            self.beside.push(Beside { uid, components });
+            self.pod_programs.push(PodPrograms { uid, components });
         }
         Ok(())
     }
@@ -118,8 +123,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If one does not end.
-    pub(crate) fn leave_pods(&mut self) -> Result<()> {
-        for name in std::mem::take(&mut self.beside).iter().flat_map(|beside| &beside.components) {
+    pub(crate) fn stop_pod_programs(&mut self) -> Result<()> {
+        for name in std::mem::take(&mut self.pod_programs).iter().flat_map(|beside| &beside.components) {
             self.remove(name)?;
         }
         Ok(())
@@ -132,21 +137,21 @@ impl Cluster {
     /// - the apiserver finds the webhook by address instead of by Service;
     /// - the stand-in for NVML and its faults; kube-scheduler's configuration is read from its ConfigMap;
     /// - the webhook drains for a second: the kubelet does not wait for it.
-    async fn recipe_of(&mut self, pod: &Pod, container: &Container) -> Result<Recipe> {
+    async fn process_of(&mut self, pod: &Pod, container: &Container) -> Result<ProcessSpec> {
         let name = format!("{}.{}", pod.name_any(), container.name);
         let address = address(pod)?;
         match program(&container.name)? {
             Program::Ours(program) => {
                 let bin = binaries::ours()?;
-                let kubeconfig = self.kit.pki.kubeconfig(
-                    self.kit.ports.apiserver,
+                let kubeconfig = self.setup.pki.kubeconfig(
+                    self.setup.ports.apiserver,
                     &crate::audit::account(account(pod)?),
                     &pod.name_any(),
                 )?;
-                let mut recipe = variables(Recipe::new(name, bin.join(program)), pod, container)
+                let mut recipe = variables(ProcessSpec::new(name, bin.join(program)), pod, container)
                     .flag("kubeconfig", kubeconfig)
-                    .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
-                    .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults());
+                    .env("LD_LIBRARY_PATH", &self.setup.binaries.nvml)
+                    .env("NVML_STAND_IN_STATE", self.setup.layout.nvml_faults());
                 for argument in container.args.iter().flatten() {
                     recipe = if argument.starts_with("--service=") {
                         let url = self.webhook_url.get_or_insert_with(|| format!("https://{address}:9443"));
@@ -157,31 +162,31 @@ impl Cluster {
                 }
                 Ok(recipe)
             }
-            Program::Scheduler => self.scheduler_beside(name, pod, container, &address).await,
+            Program::Scheduler => self.scheduler_for_pod(name, pod, container, &address).await,
             Program::Nvidia => Ok(variables(self.nvidia_plugin(name), pod, container)),
         }
     }
 
-    async fn scheduler_beside(
+    async fn scheduler_for_pod(
         &self,
         name: String,
         pod: &Pod,
         container: &Container,
         address: &str,
-    ) -> Result<Recipe> {
+    ) -> Result<ProcessSpec> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         let map = maps.get("gpu-migrate-scheduler").await?;
         let text =
             map.data.as_ref().and_then(|data| data.get("scheduler.yaml")).context("no scheduler.yaml")?;
         let mut config: Value = serde_saphyr::from_str(&text.replace("127.0.0.1", address))?;
-        let kubeconfig = self.kit.pki.kubeconfig(
-            self.kit.ports.apiserver,
+        let kubeconfig = self.setup.pki.kubeconfig(
+            self.setup.ports.apiserver,
             &crate::audit::account(account(pod)?),
             &pod.name_any(),
         )?;
         config["clientConnection"] = json!({"kubeconfig": kubeconfig});
-        let file = self.kit.layout.write(&format!("{name}.json"), config.to_string())?;
-        let mut recipe = Recipe::new(name, &self.kit.binaries.scheduler)
+        let file = self.setup.layout.write(&format!("{name}.json"), config.to_string())?;
+        let mut recipe = ProcessSpec::new(name, &self.setup.binaries.scheduler)
             .flag("bind-address", address)
             .flag("authentication-kubeconfig", &kubeconfig)
             .flag("authorization-kubeconfig", &kubeconfig);
@@ -225,7 +230,7 @@ fn account(pod: &Pod) -> Result<&str> {
 }
 
 /// The container's variables, with the fields of the pod that they ask for.
-fn variables(recipe: Recipe, pod: &Pod, container: &Container) -> Recipe {
+fn variables(recipe: ProcessSpec, pod: &Pod, container: &Container) -> ProcessSpec {
     let of_field =
         |variable: &EnvVar| match variable.value_from.as_ref()?.field_ref.as_ref()?.field_path.as_str() {
             "metadata.name" => Some(pod.name_any()),

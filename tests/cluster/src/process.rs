@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// What to run.
 #[derive(Clone, Debug)]
-pub struct Recipe {
+pub struct ProcessSpec {
     /// Name of the component and of its log file.
     pub name: String,
     /// The program.
@@ -38,7 +38,7 @@ pub struct Recipe {
     pub env: BTreeMap<String, OsString>,
 }
 
-impl Recipe {
+impl ProcessSpec {
     /// A program without arguments.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self { name: name.into(), program: program.into(), args: Vec::new(), env: BTreeMap::new() }
@@ -70,18 +70,18 @@ impl Recipe {
 /// A recipe with the process that runs it, if any.
 #[derive(Debug)]
 pub struct Component {
-    recipe: Recipe,
+    recipe: ProcessSpec,
     log: PathBuf,
     child: Option<Child>,
     /// SIGTERM was sent: once, as a kubelet does. Our programs end at once at a second one.
-    asked_to_end: AtomicBool,
+    sigterm_sent: AtomicBool,
 }
 
 impl Component {
     /// Not started yet; the log is `<logs>/<name>.log`.
-    pub fn new(recipe: Recipe, logs: &Path) -> Self {
+    pub fn new(recipe: ProcessSpec, logs: &Path) -> Self {
         let log = logs.join(format!("{}.log", recipe.name));
-        Self { recipe, log, child: None, asked_to_end: AtomicBool::new(false) }
+        Self { recipe, log, child: None, sigterm_sent: AtomicBool::new(false) }
     }
 
     /// Its name.
@@ -95,7 +95,7 @@ impl Component {
     }
 
     /// Replaces what the next start runs.
-    pub fn set_recipe(&mut self, recipe: Recipe) {
+    pub fn set_spec(&mut self, recipe: ProcessSpec) {
         self.recipe = recipe;
     }
 
@@ -128,7 +128,7 @@ impl Component {
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
         self.child = Some(child);
-        self.asked_to_end.store(false, Ordering::Relaxed);
+        self.sigterm_sent.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Component {
     /// # Errors
     /// If the signal cannot be sent.
     pub fn terminate(&self) -> Result<()> {
-        if self.asked_to_end.swap(true, Ordering::Relaxed) {
+        if self.sigterm_sent.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         self.signal(Signal::SIGTERM)
@@ -156,7 +156,7 @@ impl Component {
     ///
     /// # Errors
     /// If the signal cannot be sent.
-    pub fn freeze(&self) -> Result<()> {
+    pub fn pause(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)
     }
 
@@ -164,7 +164,7 @@ impl Component {
     ///
     /// # Errors
     /// If the signal cannot be sent.
-    pub fn thaw(&self) -> Result<()> {
+    pub fn resume(&self) -> Result<()> {
         self.signal(Signal::SIGCONT)
     }
 

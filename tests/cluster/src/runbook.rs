@@ -1,8 +1,8 @@
 //! The commands of the documents, typed as they stand there.
 //!
 //! `commands.tsv` says of every command in a `sh` block of the documents by which test it is really run; a test holds that
-//! list against the documents. A scenario opens a [`Book`] with its own name, runs its commands, and ends with
-//! [`Book::finish`], which fails if one was left out: so no command stands on the list that nobody runs.
+//! list against the documents. A scenario opens a [`Runbook`] with its own name, runs its commands, and ends with
+//! [`Runbook::finish`], which fails if one was left out: so no command stands on the list that nobody runs.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// A scenario's commands, and the place where they are typed.
 #[derive(Debug)]
-pub struct Book {
+pub struct Runbook {
     todo: BTreeSet<&'static str>,
     listed: BTreeSet<&'static str>,
     folder: PathBuf,
@@ -36,14 +36,14 @@ pub struct Book {
 
 /// How a command ended.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// Its exit status.
     pub status: i32,
     /// What it printed, errors included.
     pub text: String,
 }
 
-impl Book {
+impl Runbook {
     /// The commands that `commands.tsv` gives to a scenario. They are typed in a folder that has `deploy` and `examples` of
     /// the repository, as administrator of the cluster.
     ///
@@ -55,7 +55,7 @@ impl Book {
             .filter_map(|line| line.split_once('\t'))
             .filter_map(|(who, command)| (who == scenario).then_some(command))
             .collect();
-        let folder = cluster.kit.layout.file("book");
+        let folder = cluster.setup.layout.file("book");
         fs::create_dir_all(&folder)?;
         let root = crate::package_folder().join("../..").canonicalize()?;
         for name in ["deploy", "examples"] {
@@ -63,7 +63,7 @@ impl Book {
             let _ = fs::remove_file(&link);
             std::os::unix::fs::symlink(root.join(name), link)?;
         }
-        let kubectl = cluster.kit.binaries.kubectl.parent().context("a file has a folder")?;
+        let kubectl = cluster.setup.binaries.kubectl.parent().context("a file has a folder")?;
         let helm = binaries::helm()?;
         let helm = helm.parent().context("a file has a folder")?;
         let path = std::env::join_paths(
@@ -76,7 +76,7 @@ impl Book {
             listed,
             folder,
             path,
-            kubeconfig: cluster.kit.admin.clone(),
+            kubeconfig: cluster.setup.admin.clone(),
             follow: true,
         })
     }
@@ -94,16 +94,21 @@ impl Book {
     /// # Errors
     /// If it does not, or is not on the list.
     pub async fn run(&mut self, cluster: &mut Cluster, command: &str) -> Result<String> {
-        self.run_for(cluster, command, &[0]).await
+        self.run_with_status(cluster, command, &[0]).await
     }
 
     /// Runs a command of the list that has to end with one of these.
     ///
     /// # Errors
     /// If it ends with another, or is not on the list.
-    pub async fn run_for(&mut self, cluster: &mut Cluster, command: &str, status: &[i32]) -> Result<String> {
+    pub async fn run_with_status(
+        &mut self,
+        cluster: &mut Cluster,
+        command: &str,
+        status: &[i32],
+    ) -> Result<String> {
         ensure!(self.listed.contains(command), "commands.tsv does not give this scenario {command:?}");
-        let said = self.try_other(cluster, command).await?;
+        let said = self.run_unlisted(cluster, command).await?;
         ensure!(
             status.contains(&said.status),
             "{command}\nended with {}, not {status:?}:\n{}",
@@ -119,7 +124,7 @@ impl Book {
     ///
     /// # Errors
     /// If it cannot be started, takes too long, or a program of ours fails meanwhile.
-    pub async fn try_other(&self, cluster: &mut Cluster, command: &str) -> Result<Said> {
+    pub async fn run_unlisted(&self, cluster: &mut Cluster, command: &str) -> Result<CommandOutput> {
         let log = self.folder.join("said");
         let file = File::create(&log)?;
         let mut child = tokio::process::Command::new("bash")
@@ -137,7 +142,7 @@ impl Book {
         let begin = Instant::now();
         let status = loop {
             if self.follow {
-                cluster.follow_pods().await.with_context(|| format!("while {command:?} runs"))?;
+                cluster.sync_pod_programs().await.with_context(|| format!("while {command:?} runs"))?;
             }
             cluster.check()?;
             if let Ok(status) = tokio::time::timeout(Duration::from_millis(50), child.wait()).await {
@@ -149,7 +154,7 @@ impl Book {
         };
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         eprintln!("    $ {command}   ({:.1?}, status {})", begin.elapsed(), status.code().unwrap_or(-1));
-        Ok(Said { status: status.code().unwrap_or(-1), text })
+        Ok(CommandOutput { status: status.code().unwrap_or(-1), text })
     }
 
     /// Fails if a command of the list was not run.

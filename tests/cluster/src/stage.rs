@@ -19,12 +19,12 @@ use kube::{
 
 use crate::{
     audit, binaries,
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, TIMEOUT},
     configs::NODE,
     http,
     layout::KUBELET_ROOT,
     manifests,
-    process::Recipe,
+    process::ProcessSpec,
     proxy::ServiceProxy,
     wait::Seen,
 };
@@ -65,10 +65,10 @@ impl Cluster {
             return Ok(());
         }
         self.leave().await?;
-        if stage == Stage::Bare && self.touched {
-            self.anew().await?;
+        if stage == Stage::Bare && self.used {
+            self.recreate().await?;
         }
-        self.touched = true;
+        self.used = true;
         match stage {
             Stage::Bare => Ok(()),
             Stage::Legacy => self.enter_legacy().await,
@@ -80,14 +80,14 @@ impl Cluster {
     }
 
     /// After a failure nobody knows what state the components are in: the next [`Cluster::enter`] starts them anew.
-    pub fn distrust(&mut self) {
-        self.spoilt = self.stage == Some(Stage::Bare);
+    pub fn mark_unknown(&mut self) {
+        self.needs_recreation = self.stage == Some(Stage::Bare);
         self.stage = None;
     }
 
     async fn leave(&mut self) -> Result<()> {
         self.stage = None;
-        self.leave_pods()?;
+        self.stop_pod_programs()?;
         for name in [
             "gpu-migrate-webhook",
             "nvidia-device-plugin",
@@ -107,33 +107,33 @@ impl Cluster {
     }
 
     async fn enter_legacy(&mut self) -> Result<()> {
-        self.schedule_with(None)?;
+        self.restart_scheduler(None)?;
         let kubelet = format!("{KUBELET_ROOT}/device-plugins/kubelet.sock");
         self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", kubelet))?;
-        self.devices_offered(&[(&Dialect::default().legacy, CARDS)]).await
+        self.wait_for_allocatable(&[(&Dialect::default().legacy, CARDS)]).await
     }
 
     async fn enter_bridged(&mut self) -> Result<()> {
         let bin = binaries::ours()?;
         self.apply_crds().await?;
-        self.apply_rights().await?;
+        self.apply_rbac().await?;
         self.add(self.extender(&bin)?)?;
-        self.schedule_with(Some(self.kit.ports.extender[0]))?;
+        self.restart_scheduler(Some(self.setup.ports.extender[0]))?;
         self.add(self.bridge(&bin)?)?;
-        self.until("the bridge's registration socket", PATIENCE, || async {
+        self.until("the bridge's registration socket", TIMEOUT, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
         .await?;
         self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))?;
         self.add(self.webhook(&bin)?)?;
-        self.webhook_registered().await?;
+        self.wait_for_webhook().await?;
         let dialect = Dialect::default();
-        self.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
+        self.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
     }
 
     /// The namespace, the accounts and the rights that `deploy/` gives our programs.
-    async fn apply_rights(&self) -> Result<()> {
-        for object in manifests::objects("base")?.iter().filter(|object| manifests::is_right(object)) {
+    async fn apply_rbac(&self) -> Result<()> {
+        for object in manifests::objects("base")?.iter().filter(|object| manifests::is_rbac(object)) {
             manifests::apply(&self.client, object, false).await?;
         }
         Ok(())
@@ -143,10 +143,10 @@ impl Cluster {
     ///
     /// # Errors
     /// If it does not.
-    pub async fn devices_offered(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
+    pub async fn wait_for_allocatable(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
         for (resource, amount) in amounts {
             let nodes: Api<Node> = Api::all(self.client.clone());
-            self.until(&format!("{amount} {resource} on the node"), PATIENCE, || async {
+            self.until(&format!("{amount} {resource} on the node"), TIMEOUT, || async {
                 let node = nodes.get(NODE).await?;
                 let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
                 Ok(Seen::from_bool(all.get(*resource).is_some_and(|q| q.0 == amount.to_string()), || {
@@ -162,9 +162,9 @@ impl Cluster {
     ///
     /// # Errors
     /// If the webhook does not register itself.
-    pub async fn webhook_registered(&mut self) -> Result<()> {
+    pub async fn wait_for_webhook(&mut self) -> Result<()> {
         let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        self.until("the webhook to be registered with its CA", PATIENCE, || async {
+        self.until("the webhook to be registered with its CA", TIMEOUT, || async {
             let hook = hooks.get(WEBHOOK).await?;
             let trusted = hook.webhooks.iter().flatten().all(|w| w.client_config.ca_bundle.is_some());
             Ok(Seen::from_bool(trusted && hook.webhooks.is_some(), || format!("{:?}", hook.webhooks)))
@@ -176,9 +176,9 @@ impl Cluster {
     ///
     /// # Errors
     /// If they do not; what is lacking is in the message.
-    pub async fn serving_again(&mut self) -> Result<()> {
-        let port = self.kit.ports.bridge_metrics;
-        self.until("the bridge to be ready", PATIENCE, || async {
+    pub async fn wait_until_serving(&mut self) -> Result<()> {
+        let port = self.setup.ports.bridge_metrics;
+        self.until("the bridge to be ready", TIMEOUT, || async {
             Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
         })
         .await?;
@@ -186,7 +186,7 @@ impl Cluster {
         let since = Timestamp::now() + Duration::from_secs(1);
         let nodes: Api<Node> = Api::all(self.client.clone());
         let dialect = Dialect::default();
-        self.until("both kinds of devices to be offered again", PATIENCE, || async {
+        self.until("both kinds of devices to be offered again", TIMEOUT, || async {
             let status = nodes.get(NODE).await?.status.unwrap_or_default();
             let heartbeat = status
                 .conditions
@@ -208,50 +208,50 @@ impl Cluster {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn schedule_with(&mut self, extender: Option<u16>) -> Result<()> {
-        let recipe = self.kit.scheduler(extender)?;
+    pub fn restart_scheduler(&mut self, extender: Option<u16>) -> Result<()> {
+        let recipe = self.setup.scheduler(extender)?;
         let scheduler = self.component("kube-scheduler")?;
         scheduler.stop()?;
-        scheduler.set_recipe(recipe);
+        scheduler.set_spec(recipe);
         scheduler.start()
     }
 
-    pub(crate) fn nvidia_plugin(&self, name: impl Into<String>) -> Recipe {
-        Recipe::new(name, &self.kit.binaries.nvidia_plugin)
+    pub(crate) fn nvidia_plugin(&self, name: impl Into<String>) -> ProcessSpec {
+        ProcessSpec::new(name, &self.setup.binaries.nvidia_plugin)
             .env("NODE_NAME", NODE)
-            .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
-            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults())
+            .env("LD_LIBRARY_PATH", &self.setup.binaries.nvml)
+            .env("NVML_STAND_IN_STATE", self.setup.layout.nvml_faults())
             .flag("device-discovery-strategy", "nvml")
     }
 
-    fn bridge(&self, bin: &Path) -> Result<Recipe> {
+    fn bridge(&self, bin: &Path) -> Result<ProcessSpec> {
         Ok(self
-            .ours("gpu-migrate-bridge", bin, self.kit.ports.bridge_metrics)?
+            .ours("gpu-migrate-bridge", bin, self.setup.ports.bridge_metrics)?
             .flag("node-name", NODE)
             .flag("kubelet-dir", KUBELET_ROOT)
             .flag("inventory", "nvml")
-            .env("LD_LIBRARY_PATH", &self.kit.binaries.nvml)
-            .env("NVML_STAND_IN_STATE", self.kit.layout.nvml_faults()))
+            .env("LD_LIBRARY_PATH", &self.setup.binaries.nvml)
+            .env("NVML_STAND_IN_STATE", self.setup.layout.nvml_faults()))
     }
 
-    fn extender(&self, bin: &Path) -> Result<Recipe> {
-        self.extender_at(bin, self.kit.ports.extender)
+    fn extender(&self, bin: &Path) -> Result<ProcessSpec> {
+        self.extender_at(bin, self.setup.ports.extender)
     }
 
-    fn extender_at(&self, bin: &Path, [port, metrics]: [u16; 2]) -> Result<Recipe> {
+    fn extender_at(&self, bin: &Path, [port, metrics]: [u16; 2]) -> Result<ProcessSpec> {
         Ok(self.ours("gpu-migrate-extender", bin, metrics)?.flag("bind", format!("127.0.0.1:{port}")))
     }
 
-    /// The extender alone, for a control plane without a node; [`Cluster::schedule_with`] has the scheduler ask it.
+    /// The extender alone, for a control plane without a node; [`Cluster::restart_scheduler`] has the scheduler ask it.
     ///
     /// # Errors
     /// If it does not become ready.
     pub async fn add_extender(&mut self) -> Result<()> {
-        self.apply_rights().await?;
+        self.apply_rbac().await?;
         // Measured, so without a line for every call.
         self.add(self.extender(&binaries::ours()?)?.env("GPU_MIGRATE_LOG", "info"))?;
-        let health = self.kit.ports.extender[1];
-        self.until("the extender to be ready", PATIENCE, || async {
+        let health = self.setup.ports.extender[1];
+        self.until("the extender to be ready", TIMEOUT, || async {
             Ok(Seen::Done(http::get(health, "/readyz").await.map(drop)?))
         })
         .await
@@ -266,7 +266,7 @@ impl Cluster {
         let bin = binaries::ours()?;
         let names = ["gpu-migrate-extender", SECOND_EXTENDER];
         self.remove(names[0])?;
-        let ports = [self.kit.ports.extender, self.kit.ports.second_extender];
+        let ports = [self.setup.ports.extender, self.setup.ports.second_extender];
         for (name, ports) in names.into_iter().zip(ports) {
             let mut recipe = self.extender_at(&bin, ports)?;
             recipe.name = name.into();
@@ -275,7 +275,7 @@ impl Cluster {
             )?;
         }
         let service = ServiceProxy::start(ports.to_vec()).await?;
-        self.schedule_with(Some(service.port()))?;
+        self.restart_scheduler(Some(service.port()))?;
         Ok((service, names))
     }
 
@@ -288,24 +288,24 @@ impl Cluster {
         self.remove("gpu-migrate-extender")?;
         let recipe = self.extender(&binaries::ours()?)?;
         self.add(flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value)))?;
-        self.schedule_with(Some(self.kit.ports.extender[0]))
+        self.restart_scheduler(Some(self.setup.ports.extender[0]))
     }
 
     /// Restarts the webhook with further flags and a CA made anew, and waits until it is registered.
     ///
     /// # Errors
     /// If it does not come up.
-    pub async fn webhook_anew(&mut self, flags: &[(&str, &str)]) -> Result<()> {
+    pub async fn restart_webhook(&mut self, flags: &[(&str, &str)]) -> Result<()> {
         let recipe = self.webhook(&binaries::ours()?)?;
         let recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
         let webhook = self.component("gpu-migrate-webhook")?;
         webhook.stop()?;
-        webhook.set_recipe(recipe);
+        webhook.set_spec(recipe);
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         self.start_component("gpu-migrate-webhook")?;
-        let port = self.kit.ports.webhook[1];
-        self.until("the webhook to be ready", PATIENCE, || async {
+        let port = self.setup.ports.webhook[1];
+        self.until("the webhook to be ready", TIMEOUT, || async {
             Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
         })
         .await
@@ -317,7 +317,7 @@ impl Cluster {
     /// If one cannot be started.
     pub fn add_operators(&mut self, count: usize) -> Result<()> {
         let bin = binaries::ours()?;
-        for (name, port) in OPERATORS.iter().zip(self.kit.ports.operators).take(count) {
+        for (name, port) in OPERATORS.iter().zip(self.setup.ports.operators).take(count) {
             let recipe = self
                 .ours_as("gpu-migrate-operator", name, &bin, port)?
                 .flag("namespace", SYSTEM_NAMESPACE)
@@ -328,8 +328,8 @@ impl Cluster {
         Ok(())
     }
 
-    fn webhook(&self, bin: &Path) -> Result<Recipe> {
-        let [port, metrics] = self.kit.ports.webhook;
+    fn webhook(&self, bin: &Path) -> Result<ProcessSpec> {
+        let [port, metrics] = self.setup.ports.webhook;
         Ok(self
             .ours("gpu-migrate-webhook", bin, metrics)?
             .flag("bind", format!("127.0.0.1:{port}"))
@@ -341,14 +341,15 @@ impl Cluster {
     }
 
     /// One of our programs, under its own account.
-    fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Result<Recipe> {
+    fn ours(&self, name: &'static str, bin: &Path, metrics: u16) -> Result<ProcessSpec> {
         self.ours_as(name, name, bin, metrics)
     }
 
     /// One of two or more: its name in the logs and in the audit tells it from the others.
-    fn ours_as(&self, program: &str, name: &str, bin: &Path, metrics: u16) -> Result<Recipe> {
-        let kubeconfig = self.kit.pki.kubeconfig(self.kit.ports.apiserver, &audit::account(program), name)?;
-        Ok(Recipe::new(name, bin.join(program))
+    fn ours_as(&self, program: &str, name: &str, bin: &Path, metrics: u16) -> Result<ProcessSpec> {
+        let kubeconfig =
+            self.setup.pki.kubeconfig(self.setup.ports.apiserver, &audit::account(program), name)?;
+        Ok(ProcessSpec::new(name, bin.join(program))
             .flag("kubeconfig", kubeconfig)
             .flag("metrics-bind", format!("127.0.0.1:{metrics}"))
             .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info"))

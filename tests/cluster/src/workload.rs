@@ -11,7 +11,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, TIMEOUT},
     image::WORK_IMAGE,
     observe::{self, Container},
     wait::{self, Seen},
@@ -83,7 +83,7 @@ impl Cluster {
     pub async fn delete_pod(&mut self, namespace: &str, name: &str) -> Result<()> {
         let pods = self.pods(namespace);
         pods.delete(name, &DeleteParams::default()).await?;
-        self.until(&format!("{namespace}/{name} to be gone"), PATIENCE, || async {
+        self.until(&format!("{namespace}/{name} to be gone"), TIMEOUT, || async {
             let left = pods.get_opt(name).await?;
             Ok(Seen::from_bool(left.is_none(), || phase_and_why(left.as_ref())))
         })
@@ -96,7 +96,7 @@ impl Cluster {
     /// If it does not, with its phase and why.
     pub async fn running(&mut self, namespace: &str, name: &str) -> Result<(Pod, Container)> {
         let pods = self.pods(namespace);
-        self.until(&format!("{namespace}/{name} to run"), PATIENCE, || async {
+        self.until(&format!("{namespace}/{name} to run"), TIMEOUT, || async {
             let pod = pods.get(name).await?;
             if phase(&pod) != "Running" {
                 return Ok(Seen::NotYet(phase_and_why(Some(&pod))));
@@ -121,7 +121,7 @@ impl Cluster {
         let pods = self.pods(namespace);
         let labelled = ListParams::default().labels(&format!("app={app}"));
         let names: Vec<String> = self
-            .until(&format!("{count} pods of {app} in {namespace} to run"), PATIENCE, || async {
+            .until(&format!("{count} pods of {app} in {namespace} to run"), TIMEOUT, || async {
                 let list = pods.list(&labelled).await?.items;
                 let running = list.iter().filter(|p| phase(p) == "Running").count();
                 let names = (running == count).then(|| {
@@ -147,7 +147,7 @@ impl Cluster {
     pub async fn pending(&mut self, namespace: &str, name: &str, time: Duration) -> Result<String> {
         let pods = self.pods(namespace);
         let message = self
-            .until(&format!("{namespace}/{name} to be called unschedulable"), PATIENCE, || async {
+            .until(&format!("{namespace}/{name} to be called unschedulable"), TIMEOUT, || async {
                 let pod = pods.get(name).await?;
                 Ok(Seen::from_option(unschedulable(&pod), || phase_and_why(Some(&pod))))
             })

@@ -23,7 +23,7 @@ pub enum Kind {
 
 /// A container's name and what it is entitled to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct Entitlement {
     /// `namespace/pod/container`.
     pub who: String,
     /// Its right.
@@ -34,7 +34,7 @@ pub struct Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Who, and with what right.
-    pub claim: Claim,
+    pub entitlement: Entitlement,
     /// UUIDs.
     pub cards: Vec<String>,
 }
@@ -97,14 +97,14 @@ impl fmt::Display for Violation {
 ///
 /// A pod's containers may follow one another on the same card (init containers do); that is no violation as long as they do
 /// not run at the same moment, and only those that run are in `holdings`.
-pub fn judge(holdings: &[Holding], blocks_per_card: u64) -> Vec<Violation> {
+pub fn check_invariants(holdings: &[Holding], blocks_per_card: u64) -> Vec<Violation> {
     let mut cards: BTreeMap<&str, Vec<&Holding>> = BTreeMap::new();
     let mut violations = Vec::new();
     for holding in holdings {
-        let entitled = cards_of(holding.claim.kind);
+        let entitled = cards_of(holding.entitlement.kind);
         if holding.cards.len() as u64 != entitled || holding.cards.iter().any(|card| card == "all") {
             violations.push(Violation::WrongCards {
-                who: holding.claim.who.clone(),
+                who: holding.entitlement.who.clone(),
                 entitled,
                 sees: holding.cards.clone(),
             });
@@ -114,26 +114,26 @@ pub fn judge(holdings: &[Holding], blocks_per_card: u64) -> Vec<Violation> {
         }
     }
     for (card, holders) in cards {
-        violations.extend(judge_card(card, &holders, blocks_per_card));
+        violations.extend(check_card(card, &holders, blocks_per_card));
     }
     violations
 }
 
-fn judge_card(card: &str, holders: &[&Holding], blocks_per_card: u64) -> Option<Violation> {
+fn check_card(card: &str, holders: &[&Holding], blocks_per_card: u64) -> Option<Violation> {
     let names = || {
-        let mut names: Vec<String> = holders.iter().map(|h| h.claim.who.clone()).collect();
+        let mut names: Vec<String> = holders.iter().map(|h| h.entitlement.who.clone()).collect();
         names.sort();
         names
     };
-    let legacy = holders.iter().any(|h| matches!(h.claim.kind, Kind::Legacy { .. }));
+    let legacy = holders.iter().any(|h| matches!(h.entitlement.kind, Kind::Legacy { .. }));
     if legacy && holders.len() > 1 {
         return Some(Violation::NotExclusive { card: card.to_owned(), holders: names() });
     }
     let (mut cores, mut blocks) = (0, 0);
     for holder in holders {
-        if let Kind::Shared { cores: c, blocks: b } = holder.claim.kind {
+        if let Kind::Shared { cores: c, blocks: b } = holder.entitlement.kind {
             // More than one card: whole ones, with the memory spread evenly.
-            let on = cards_of(holder.claim.kind);
+            let on = cards_of(holder.entitlement.kind);
             cores += c / on;
             blocks += b.div_ceil(on);
         }
@@ -163,8 +163,8 @@ mod tests {
     const LEGACY: Kind = Kind::Legacy { cards: 1 };
 
     fn holding(who: &str, kind: Kind, cards: &[&str]) -> Holding {
-        let claim = Claim { who: who.into(), kind };
-        Holding { claim, cards: cards.iter().map(|&c| c.into()).collect() }
+        let entitlement = Entitlement { who: who.into(), kind };
+        Holding { entitlement, cards: cards.iter().map(|&c| c.into()).collect() }
     }
 
     fn share(cores: u64, blocks: u64) -> Kind {
@@ -181,14 +181,14 @@ mod tests {
             holding("s2", share(200, 320), &["e", "f"]),
             holding("cpu", Kind::None, &[]),
         ];
-        assert_eq!(judge(&fine, 160), []);
+        assert_eq!(check_invariants(&fine, 160), []);
     }
 
     #[test]
     fn a_card_of_both_kinds_is_seen() {
         let both = [holding("l", LEGACY, &["a"]), holding("s", share(1, 1), &["a"])];
         assert_eq!(
-            judge(&both, 160),
+            check_invariants(&both, 160),
             [Violation::NotExclusive { card: "a".into(), holders: vec!["l".into(), "s".into()] }]
         );
     }
@@ -196,15 +196,20 @@ mod tests {
     #[test]
     fn a_card_of_two_legacy_containers_is_seen() {
         let both = [holding("l0", LEGACY, &["a"]), holding("l1", Kind::Legacy { cards: 2 }, &["a", "b"])];
-        assert!(matches!(&judge(&both, 160)[..], [Violation::NotExclusive { card, .. }] if card == "a"));
+        assert!(
+            matches!(&check_invariants(&both, 160)[..], [Violation::NotExclusive { card, .. }] if card == "a")
+        );
     }
 
     #[test]
     fn overcommitted_cores_and_blocks_are_seen() {
         let cores = [holding("s0", share(60, 1), &["a"]), holding("s1", share(41, 1), &["a"])];
-        assert!(matches!(&judge(&cores, 160)[..], [Violation::Overcommitted { cores: 101, .. }]));
+        assert!(matches!(&check_invariants(&cores, 160)[..], [Violation::Overcommitted { cores: 101, .. }]));
         let blocks = [holding("s0", share(1, 160), &["a"]), holding("s1", share(1, 1), &["a"])];
-        assert!(matches!(&judge(&blocks, 160)[..], [Violation::Overcommitted { blocks: 161, .. }]));
+        assert!(matches!(
+            &check_invariants(&blocks, 160)[..],
+            [Violation::Overcommitted { blocks: 161, .. }]
+        ));
     }
 
     #[test]
@@ -216,9 +221,9 @@ mod tests {
             holding("uninvited", Kind::None, &["a"]),
         ];
         for case in cases {
-            let found = judge(std::slice::from_ref(&case), 160);
+            let found = check_invariants(std::slice::from_ref(&case), 160);
             assert!(
-                matches!(&found[..], [Violation::WrongCards { who, .. }] if *who == case.claim.who),
+                matches!(&found[..], [Violation::WrongCards { who, .. }] if *who == case.entitlement.who),
                 "{found:?}"
             );
         }

@@ -1,13 +1,13 @@
 //! The independent observer: what containers really hold, from the kernel, and whether that breaks an invariant.
 //!
 //! It believes neither the API's annotations nor our ledger nor GPUShadows. Which cards a container sees comes from the
-//! environment of its process ([`containers`]); what it is entitled to comes from its pod's spec. [`judge`] then checks I1
+//! environment of its process ([`containers`]); what it is entitled to comes from its pod's spec. [`check_invariants`] then checks I1
 //! and I2 in pure code, and can be shown able to fail.
 
-mod judge;
+mod invariants;
+mod observer;
 mod proc;
-mod watch;
 
-pub use judge::{Claim, Holding, Kind, Violation, judge};
+pub use invariants::{Entitlement, Holding, Kind, Violation, check_invariants};
+pub use observer::{Observer, Report};
 pub use proc::{Container, containers};
-pub use watch::{Observer, Report};

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use tokio::task::JoinHandle;
 
-use super::{Claim, Container, Holding, Kind, Violation, containers, judge};
+use super::{Container, Entitlement, Holding, Kind, Violation, check_invariants, containers};
 
 /// Memory blocks of one card of the NVML stand-in: 40 GiB in units of 256 MiB.
 const BLOCKS_PER_CARD: u64 = 160;
@@ -89,7 +89,7 @@ impl Observer {
 /// If `/proc` or the API cannot be read.
 pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Report> {
     let pods: Api<Pod> = Api::all(client);
-    let mut claims: BTreeMap<(String, String), Claim> = BTreeMap::new();
+    let mut entitlements: BTreeMap<(String, String), Entitlement> = BTreeMap::new();
     let mut strangers: BTreeSet<(String, String)> = BTreeSet::new();
     let mut report = Report::default();
     loop {
@@ -97,23 +97,23 @@ pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Rep
         let running = containers()?;
         // A pod is in the API before its container runs, so listing afterwards knows every running one; claims of deleted
         // pods are kept, since their containers may still be dying. The API may be away for a while: try again.
-        if running.iter().any(|c| !claims.contains_key(&key(c)))
+        if running.iter().any(|c| !entitlements.contains_key(&key(c)))
             && let Ok(list) = pods.list(&ListParams::default()).await
         {
-            list.iter().for_each(|pod| learn(&mut claims, pod));
-            strangers.extend(running.iter().map(key).filter(|key| !claims.contains_key(key)));
+            list.iter().for_each(|pod| learn(&mut entitlements, pod));
+            strangers.extend(running.iter().map(key).filter(|key| !entitlements.contains_key(key)));
         }
-        let holdings = holdings(&running, &claims);
+        let holdings = holdings(&running, &entitlements);
         report.looks += 1;
         // With the UID: a StatefulSet's next pod has the same name.
-        let holders = running.iter().filter(|c| !c.cards().is_empty() && claims.contains_key(&key(c)));
+        let holders = running.iter().filter(|c| !c.cards().is_empty() && entitlements.contains_key(&key(c)));
         report.holders.extend(holders.map(key));
-        for violation in judge(&holdings, BLOCKS_PER_CARD) {
+        for violation in check_invariants(&holdings, BLOCKS_PER_CARD) {
             *report.violations.entry(violation).or_default() += 1;
         }
         if last {
             report.unknown = strangers
-                .difference(&claims.keys().cloned().collect())
+                .difference(&entitlements.keys().cloned().collect())
                 .map(|(uid, name)| format!("{uid}/{name}"))
                 .collect();
             return Ok(report);
@@ -126,22 +126,26 @@ fn key(container: &Container) -> (String, String) {
     (container.pod_uid.clone(), container.name.clone())
 }
 
-fn holdings(running: &[Container], claims: &BTreeMap<(String, String), Claim>) -> Vec<Holding> {
+fn holdings(running: &[Container], entitlements: &BTreeMap<(String, String), Entitlement>) -> Vec<Holding> {
     running
         .iter()
         .filter_map(|container| {
-            Some(Holding { claim: claims.get(&key(container))?.clone(), cards: container.cards() })
+            Some(Holding {
+                entitlement: entitlements.get(&key(container))?.clone(),
+                cards: container.cards(),
+            })
         })
         .collect()
 }
 
 /// Notes what each container of a pod is entitled to.
-fn learn(claims: &mut BTreeMap<(String, String), Claim>, pod: &Pod) {
+fn learn(entitlements: &mut BTreeMap<(String, String), Entitlement>, pod: &Pod) {
     let Some(spec) = &pod.spec else { return };
     let uid = pod.uid().unwrap_or_default();
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
         let who = format!("{}/{}/{}", pod.namespace().unwrap_or_default(), pod.name_any(), container.name);
-        claims.insert((uid.clone(), container.name.clone()), Claim { who, kind: kind(container) });
+        entitlements
+            .insert((uid.clone(), container.name.clone()), Entitlement { who, kind: kind(container) });
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     http,
     metrics::WebhookCalls,
     migration::{GPU, dry_run, limit},
@@ -126,7 +126,7 @@ pub(crate) async fn without_the_webhook_pods_stay_legacy(cluster: &mut Cluster) 
 async fn converts_again(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let client = cluster.client.clone();
     cluster
-        .until("the webhook to convert again", PATIENCE, || async {
+        .until("the webhook to convert again", TIMEOUT, || async {
             let pod = dry_run(&client, namespace, pod_spec(GPU)).await?;
             Ok(Seen::from_bool(limit(&pod, &Dialect::default().legacy) == 0, || "still legacy".into()))
         })
@@ -139,7 +139,7 @@ async fn converts_again(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 pub(crate) async fn rotations_fail_no_call(cluster: &mut Cluster) -> Result<()> {
     const ROTATIONS: usize = 10;
     const AT_A_TIME: usize = 40;
-    cluster.webhook_anew(&[("certificate-lifetime", "6s"), ("ca-lifetime", "30s")]).await?;
+    cluster.restart_webhook(&[("certificate-lifetime", "6s"), ("ca-lifetime", "30s")]).await?;
     let namespace = cluster.project("rotation", json!({})).await?;
     let before = WebhookCalls::read(&cluster.client).await?;
 
@@ -165,7 +165,7 @@ pub(crate) async fn rotations_fail_no_call(cluster: &mut Cluster) -> Result<()> 
         (created, unconverted) = (created + c, unconverted + u);
     }
     let calls = WebhookCalls::read(&cluster.client).await?.since(&before);
-    cluster.webhook_anew(&[]).await?;
+    cluster.restart_webhook(&[]).await?;
 
     let (certificates, bundles) = seen?;
     eprintln!("{certificates} certificates and {bundles} bundles under {created} creations: {calls:?}");
@@ -180,7 +180,7 @@ pub(crate) async fn rotations_fail_no_call(cluster: &mut Cluster) -> Result<()> 
 
 /// Watches until so many serving certificates have followed the first; how many, and how many CA bundles were registered.
 async fn rotations(cluster: &mut Cluster, wanted: usize) -> Result<(usize, usize)> {
-    let port = cluster.kit.ports.webhook[1];
+    let port = cluster.setup.ports.webhook[1];
     let hooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let (expiries, bundles) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
     cluster

@@ -5,7 +5,7 @@ use std::{env, time::Duration};
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     migration::shared_spec,
     observe::Observer,
     wait::{self, Seen},
@@ -25,7 +25,7 @@ const ALIVE: usize = 16;
 const STEPS_PER_ACCIDENT: u32 = 15;
 
 /// I1 and I2 hold throughout, and afterwards no card is held by nobody.
-pub(crate) async fn kills_at_random_break_no_invariant(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn random_kills_break_no_invariant(cluster: &mut Cluster) -> Result<()> {
     let total: usize = number("GPU_MIGRATE_CHURN_PODS", 300)?;
     let seed: u64 = number("GPU_MIGRATE_CHURN_SEED", 1)?;
     let mut random = StdRng::seed_from_u64(seed);
@@ -83,13 +83,13 @@ async fn everything_is_free_again(cluster: &mut Cluster, pods: &Api<Pod>) -> Res
     for pod in pods.list(&ListParams::default()).await? {
         delete(pods, &pod).await?;
     }
-    wait::until("all pods to be gone", PATIENCE, || async {
+    wait::until("all pods to be gone", TIMEOUT, || async {
         let left: Vec<String> =
             pods.list(&ListParams::default()).await?.iter().map(ResourceExt::name_any).collect();
         Ok(Seen::from_bool(left.is_empty(), || format!("{left:?}")))
     })
     .await?;
-    cluster.shadow_agrees(Vec::new()).await
+    cluster.wait_for_holders(Vec::new()).await
 }
 
 /// One of the sizes that are seen in the wild: whole cards of either kind, and shares.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::Result;
-use gpu_migrate_cluster_tests::{Cluster, cluster::PATIENCE, configs::NODE, stage::CARDS, wait::Seen};
+use gpu_migrate_cluster_tests::{Cluster, cluster::TIMEOUT, configs::NODE, stage::CARDS, wait::Seen};
 use gpu_migrate_model::{
     card::{CardState, Health},
     crd::{GPUShadow, GPUShadowStatus},
@@ -13,8 +13,10 @@ use kube::Api;
 
 /// An XID of the card, memory that waits for a reset and a card that fell off the bus each close their card, an XID of an
 /// application does not; processes on a card that nobody holds are told. All is as before once the cards are well.
-pub(crate) async fn a_sick_card_gets_nobody_new_until_it_is_well(cluster: &mut Cluster) -> Result<()> {
-    let faults = cluster.kit.layout.nvml_faults();
+pub(crate) async fn an_unhealthy_card_gets_no_new_pod_until_it_is_healthy(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let faults = cluster.setup.layout.nvml_faults();
     fs::create_dir_all(&faults)?;
     let fault = |name: &str, text: &str| fs::write(faults.join(name), text);
     // Each event is told once, and ends by itself; the others last.
@@ -36,13 +38,13 @@ pub(crate) async fn a_sick_card_gets_nobody_new_until_it_is_well(cluster: &mut C
     // NVIDIA's plugin never calls a card well again that was not: its owner starts it anew.
     cluster.restart("nvidia-device-plugin")?;
     let dialect = Dialect::default();
-    cluster.devices_offered(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
+    cluster.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
 }
 
 async fn told(cluster: &mut Cluster, what: &str, is_so: impl Fn(&GPUShadowStatus) -> bool) -> Result<()> {
     let shadows: Api<GPUShadow> = Api::all(cluster.client.clone());
     cluster
-        .until(what, PATIENCE, || async {
+        .until(what, TIMEOUT, || async {
             let status = shadows.get(NODE).await?.status.unwrap_or_default();
             Ok(Seen::from_bool(is_so(&status), || {
                 format!("unhealthy {:?}, drift {:?}", unhealthy(&status), drift(&status))

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     configs::NODE,
     migration::GPU,
     observe::{Observer, Violation},
@@ -34,7 +34,7 @@ pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Clu
 
 /// The observer is no rubber stamp: a pod that helps itself to a legacy pod's card, as any image may by setting the variable
 /// itself, is reported, from what the kernel says about the two processes.
-pub(crate) async fn the_observer_sees_a_pod_that_helps_itself(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn the_observer_reports_a_pod_that_sets_its_own_cards(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.namespace("thief", &[]).await?;
     let observer = Observer::start(cluster.client.clone());
     cluster.create_pod(&namespace, "owner", pod_spec(GPU)).await?;
@@ -126,7 +126,7 @@ pub(crate) async fn the_checkpoint_keeps_entries_of_deleted_pods(cluster: &mut C
     cluster.create_pod(&namespace, "second", pod_spec(GPU)).await?;
     cluster.running(&namespace, "second").await?;
     cluster
-        .until("the next allocation to drop the old entry", PATIENCE, || async {
+        .until("the next allocation to drop the old entry", TIMEOUT, || async {
             Ok(Seen::from_bool(!in_checkpoint(&first)?, || format!("{first} is still there")))
         })
         .await

@@ -45,7 +45,7 @@ const LONG: Duration = Duration::from_secs(150);
 
 /// The leader is killed, or frozen for longer than its Lease, at moments of a random course; the other takes over, and the
 /// one that thaws finds that it leads no more. Every workload is restarted once.
-pub(crate) async fn killed_and_frozen_leaders_restart_nothing_twice(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn killed_and_paused_leaders_restart_no_workload_twice(cluster: &mut Cluster) -> Result<()> {
     let seed = std::env::var("GPU_MIGRATE_LEADERS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let mut random = StdRng::seed_from_u64(seed);
     let observer = Observer::start(cluster.client.clone());
@@ -60,7 +60,7 @@ pub(crate) async fn killed_and_frozen_leaders_restart_nothing_twice(cluster: &mu
     for (name, ..) in &OTHERS[..2] {
         cluster.all_running(&namespace, name, 1).await?;
     }
-    let begin = audit::read(&cluster.kit.layout.logs())?.len();
+    let begin = audit::read(&cluster.setup.layout.logs())?.len();
     cluster.add_operators(OPERATORS.len())?;
     enforce(cluster, &namespace).await?;
 
@@ -77,12 +77,12 @@ pub(crate) async fn killed_and_frozen_leaders_restart_nothing_twice(cluster: &mu
         })
         .await?;
     for name in OPERATORS {
-        cluster.check_rights_of(name)?;
+        cluster.check_forbidden_of(name)?;
         cluster.remove(name)?;
     }
 
     all_moved_once(cluster, &namespace).await?;
-    let log = audit::read(&cluster.kit.layout.logs())?.split_off(begin);
+    let log = audit::read(&cluster.setup.layout.logs())?.split_off(begin);
     nothing_was_done_twice(&log, &namespace)?;
     one_acted_at_a_time(&log)?;
     // Each is there twice, on a whole card and then on a share; the CronJob's next run is far away.
@@ -135,7 +135,7 @@ async fn accidents(
     course: &mut Vec<String>,
 ) -> Result<()> {
     for round in 0..ACCIDENTS {
-        let logs = cluster.kit.layout.logs();
+        let logs = cluster.setup.layout.logs();
         let leader = cluster
             .until("an operator to lead", LONG, || async {
                 let log = audit::read(&logs)?;
@@ -148,11 +148,11 @@ async fn accidents(
             .await?;
         let moment = Duration::from_millis(random.random_range(0..4000));
         tokio::time::sleep(moment).await;
-        let freeze = round % 2 == 1;
-        course.push(format!("{leader} {} after {moment:.1?}", if freeze { "frozen" } else { "killed" }));
+        let pause = round % 2 == 1;
+        course.push(format!("{leader} {} after {moment:.1?}", if pause { "frozen" } else { "killed" }));
         let before = audit::read(&logs)?.len();
-        if freeze {
-            cluster.component(leader)?.freeze()?;
+        if pause {
+            cluster.component(leader)?.pause()?;
         } else {
             cluster.kill(leader)?;
         }
@@ -166,9 +166,9 @@ async fn accidents(
                 Ok(Seen::from_bool(holder.is_some(), || "the Lease is still its".into()))
             })
             .await?;
-        if freeze {
+        if pause {
             // Thawed, it may act on what it thought; then it notices, and ends.
-            cluster.component(leader)?.thaw()?;
+            cluster.component(leader)?.resume()?;
             ends(cluster.component(leader)?)
                 .await
                 .with_context(|| format!("{leader} leads no more, and goes on"))?;

@@ -13,12 +13,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    book::Book,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     configs::NODE,
     manifests,
     migration::{GPU, limit},
     observe::Observer,
+    runbook::Runbook,
     snapshot::Snapshot,
     stage::{CARDS, SYSTEM_NAMESPACE, WEBHOOK},
     wait::Seen,
@@ -49,33 +49,33 @@ const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 /// The whole of it. The second wave is broken on purpose: it is taken back by itself and the first stays. Then all goes back,
 /// gpu-migrate goes, and nothing tells that it was there.
 pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<()> {
-    let mut book = Book::open(cluster, "migration::from_install_to_uninstall")?;
+    let mut runbook = Runbook::open(cluster, "migration::from_install_to_uninstall")?;
     let mut clock = Clock::start();
     the_owners_cluster(cluster).await?;
     clock.lap("the cluster before");
 
-    book.file("policies.yaml", &policies(json!({}))?)?;
-    book.run(cluster, "gpu-migrate plan -f examples/").await?;
+    runbook.file("policies.yaml", &policies(json!({}))?)?;
+    runbook.run(cluster, "gpu-migrate plan -f examples/").await?;
     let plan = "kubectl get deployments,statefulsets,daemonsets,cronjobs -n danlu -o yaml | gpu-migrate plan --policy policies.yaml -f -";
-    let planned = book.run(cluster, plan).await?;
+    let planned = runbook.run(cluster, plan).await?;
     ensure!(planned.contains("tencent.com/vcuda-core"), "{planned}");
-    book.file("policies.yaml", &policies(waves())?)?;
+    runbook.file("policies.yaml", &policies(waves())?)?;
     let before = Snapshot::take(&cluster.client).await?;
     let observer = Observer::start(cluster.client.clone());
 
-    install(cluster, &mut book).await?;
+    install(cluster, &mut runbook).await?;
     clock.lap("install");
-    bridge(cluster, &mut book).await?;
+    bridge(cluster, &mut runbook).await?;
     clock.lap("first node");
-    begin(cluster, &mut book).await?;
+    begin(cluster, &mut runbook).await?;
     clock.lap("first wave");
-    second_wave_fails(cluster, &mut book).await?;
+    second_wave_fails(cluster, &mut runbook).await?;
     clock.lap("second wave, broken, and back");
-    undo(cluster, &mut book).await?;
+    undo(cluster, &mut runbook).await?;
     clock.lap("undo");
-    without_webhook(cluster, &mut book).await?;
+    without_webhook(cluster, &mut runbook).await?;
     clock.lap("without the webhook, and again with it");
-    uninstall(cluster, &mut book).await?;
+    uninstall(cluster, &mut runbook).await?;
     clock.lap("uninstall");
     as_before(cluster, &before).await?;
     clock.lap("compare");
@@ -84,7 +84,7 @@ pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<(
     eprintln!("    the observer looked {} times at {} holders", report.looks, report.holders.len());
     // Three at first, two that were sent over, one that went back; the others never left their card.
     report.check(6)?;
-    book.finish()?;
+    runbook.finish()?;
     forget_the_owners_objects(cluster).await
 }
 
@@ -107,16 +107,16 @@ async fn until<T>(
     what: &str,
     mut look: impl AsyncFnMut(&Client) -> Result<Seen<T>>,
 ) -> Result<T> {
-    let (client, deadline) = (cluster.client.clone(), Instant::now() + PATIENCE);
+    let (client, deadline) = (cluster.client.clone(), Instant::now() + TIMEOUT);
     loop {
-        cluster.follow_pods().await.with_context(|| format!("while waiting for {what}"))?;
+        cluster.sync_pod_programs().await.with_context(|| format!("while waiting for {what}"))?;
         cluster.check()?;
         let last = match look(&client).await {
             Ok(Seen::Done(value)) => return Ok(value),
             Ok(Seen::NotYet(text)) => text,
             Err(error) => format!("{error:#}"),
         };
-        ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}; last seen: {last}");
+        ensure!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}; last seen: {last}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -124,7 +124,7 @@ async fn until<T>(
 /// NVIDIA's plugin as a DaemonSet, its RuntimeClass, a ClusterPolicy as the GPU operator has it, and a project with a quota
 /// and three workloads on whole cards.
 async fn the_owners_cluster(cluster: &mut Cluster) -> Result<()> {
-    cluster.stand_in_for(&BTreeSet::from([NVIDIA_IMAGE.to_owned()]))?;
+    cluster.tag_work_image_as(&BTreeSet::from([NVIDIA_IMAGE.to_owned()]))?;
     for object in owners_objects() {
         until(cluster, "the owner's objects", async |client| {
             manifests::apply(client, &object, false).await.map(Seen::Done)
@@ -212,30 +212,30 @@ fn policies(rollout: Value) -> Result<String> {
 }
 
 /// Runbook 1: by Helm, and away again; then everything of `deploy/base`, as it stands there.
-async fn install(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
-    cluster.stand_in_for(&manifests::images("base")?)?;
-    book.run(cluster, "kubectl apply --server-side -k deploy/crds").await?;
-    book.run(cluster, "kubectl apply -f deploy/base/namespace.yaml").await?;
+async fn install(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
+    cluster.tag_work_image_as(&manifests::images("base")?)?;
+    runbook.run(cluster, "kubectl apply --server-side -k deploy/crds").await?;
+    runbook.run(cluster, "kubectl apply -f deploy/base/namespace.yaml").await?;
     // No program is started for what is away again at once: Helm takes its rights before its pod.
-    book.follow = false;
+    runbook.follow = false;
     let by_helm = "helm install gpu-migrate deploy/chart/gpu-migrate --namespace gpu-migrate-system";
-    book.run(cluster, by_helm).await?;
+    runbook.run(cluster, by_helm).await?;
     for command in [
         "helm lint --strict deploy/chart/gpu-migrate",
         "helm uninstall --wait gpu-migrate --namespace gpu-migrate-system",
     ] {
-        let said = book.try_other(cluster, command).await?;
+        let said = runbook.run_unlisted(cluster, command).await?;
         ensure!(said.status == 0, "{command}: {}", said.text);
     }
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     cluster
-        .until("Helm's pods to go", PATIENCE, || async {
+        .until("Helm's pods to go", TIMEOUT, || async {
             let left = pods.list(&ListParams::default()).await?.items.len();
             Ok(Seen::from_bool(left == 0, || format!("{left} are there")))
         })
         .await?;
-    book.follow = true;
-    book.run(cluster, "kubectl apply --server-side -k deploy/base").await?;
+    runbook.follow = true;
+    runbook.run(cluster, "kubectl apply --server-side -k deploy/base").await?;
     until(cluster, "all Deployments of gpu-migrate to be available", async |client| {
         let list = Api::<Deployment>::namespaced(client.clone(), SYSTEM_NAMESPACE)
             .list(&ListParams::default())
@@ -245,25 +245,26 @@ async fn install(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
         Ok(Seen::from_bool(waiting.is_empty() && list.items.len() == 3, || format!("{waiting:?} are not")))
     })
     .await?;
-    cluster.webhook_registered().await?;
+    cluster.wait_for_webhook().await?;
     // Whether it says go is other tests' matter: here the node is not bridged yet.
-    let said = book.run_for(cluster, "gpu-migrate preflight", &[0, 3]).await?;
+    let said = runbook.run_with_status(cluster, "gpu-migrate preflight", &[0, 3]).await?;
     ensure!(said.trim_end().ends_with("go"), "{said}");
     Ok(())
 }
 
 /// Runbook 2: the agent first, then NVIDIA's plugin behind it. No pod moves; every one is a holder.
-async fn bridge(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
+async fn bridge(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     let config = manifests::of_document("deploy/RUNBOOK.md", "GPUConfig")?;
-    book.run(cluster, "kubectl label node gpu-01 gpu-migrate.io/plugin=Bridged").await?;
-    book.run(
-        cluster,
-        "kubectl -n gpu-migrate-system wait --for=create daemonset/gpu-migrate-bridge --timeout=60s",
-    )
-    .await?;
-    book.run(cluster, "kubectl -n gpu-migrate-system rollout status daemonset/gpu-migrate-bridge").await?;
-    book.run(cluster, "kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset --patch-file deploy/nvidia/daemonset-patch.yaml").await?;
-    book.run(cluster, "kubectl patch clusterpolicy cluster-policy --type merge --patch-file deploy/nvidia/clusterpolicy-patch.yaml").await?;
+    runbook.run(cluster, "kubectl label node gpu-01 gpu-migrate.io/plugin=Bridged").await?;
+    runbook
+        .run(
+            cluster,
+            "kubectl -n gpu-migrate-system wait --for=create daemonset/gpu-migrate-bridge --timeout=60s",
+        )
+        .await?;
+    runbook.run(cluster, "kubectl -n gpu-migrate-system rollout status daemonset/gpu-migrate-bridge").await?;
+    runbook.run(cluster, "kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset --patch-file deploy/nvidia/daemonset-patch.yaml").await?;
+    runbook.run(cluster, "kubectl patch clusterpolicy cluster-policy --type merge --patch-file deploy/nvidia/clusterpolicy-patch.yaml").await?;
     manifests::apply(&cluster.client, &config, false).await?;
     let dialect = Dialect::default();
     // Of cards that whole-card pods hold, no share is offered.
@@ -274,7 +275,7 @@ async fn bridge(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
         Ok(Seen::from_bool(node.labels().contains_key(names::POOL), || format!("{:?}", node.labels())))
     })
     .await?;
-    let said = book.run(cluster, "gpu-migrate status gpu-01 --holders").await?;
+    let said = runbook.run(cluster, "gpu-migrate status gpu-01 --holders").await?;
     for name in WORKLOADS {
         ensure!(said.contains(&format!("{DANLU}/{name}-")), "{name} is no holder:\n{said}");
     }
@@ -282,32 +283,30 @@ async fn bridge(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
 }
 
 /// Runbook 3 and 4: opt in, watch, begin, hold, go on; the first wave arrives.
-async fn begin(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
-    book.run(
-        cluster,
-        "kubectl label namespace danlu gpu-migrate.io/opt-in=true gpu-migrate.io/project=danlu",
-    )
-    .await?;
-    let said = book
-        .try_other(
+async fn begin(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
+    runbook
+        .run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in=true gpu-migrate.io/project=danlu")
+        .await?;
+    let said = runbook
+        .run_unlisted(
             cluster,
             "kubectl apply --server-side --force-conflicts --field-manager=owner -f policies.yaml",
         )
         .await?;
     ensure!(said.status == 0, "{}", said.text);
-    let said = book.run(cluster, "gpu-migrate quota translate -n danlu").await?;
+    let said = runbook.run(cluster, "gpu-migrate quota translate -n danlu").await?;
     ensure!(said.contains("requests.tencent.com/vcuda-core"), "{said}");
-    book.run(cluster, "gpu-migrate quota translate -n danlu --apply").await?;
-    book.run(cluster, "gpu-migrate rollout start danlu").await?;
+    runbook.run(cluster, "gpu-migrate quota translate -n danlu --apply").await?;
+    runbook.run(cluster, "gpu-migrate rollout start danlu").await?;
     until(cluster, "the first workload to be sent over", async |client| {
         let sent = generation(client, WORKLOADS[0]).await? > 1;
         Ok(Seen::from_bool(sent, || "not yet".into()))
     })
     .await?;
-    book.run(cluster, "gpu-migrate rollout pause danlu").await?;
+    runbook.run(cluster, "gpu-migrate rollout pause danlu").await?;
     phase(cluster, MigrationPhase::Paused).await?;
-    book.run(cluster, "gpu-migrate status").await?;
-    book.run(cluster, "gpu-migrate rollout resume danlu").await?;
+    runbook.run(cluster, "gpu-migrate status").await?;
+    runbook.run(cluster, "gpu-migrate rollout resume danlu").await?;
     until(cluster, "the second wave", async |client| {
         let wave = policy(client).await?.status.and_then(|status| status.wave);
         Ok(Seen::from_bool(wave == Some(1), || format!("wave {wave:?}")))
@@ -317,9 +316,9 @@ async fn begin(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
 }
 
 /// The second wave never gets ready: it goes back by itself, the first stays, the third was never begun.
-async fn second_wave_fails(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
+async fn second_wave_fails(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     let third = pod_of(&cluster.client, WORKLOADS[2]).await?.uid();
-    let said = book.run(cluster, "kubectl get gpumigrations danlu -o wide").await?;
+    let said = runbook.run(cluster, "kubectl get gpumigrations danlu -o wide").await?;
     ensure!(said.contains(DANLU), "{said}");
     phase(cluster, MigrationPhase::Failed).await?;
     let status = policy(&cluster.client).await?.status.unwrap_or_default();
@@ -341,27 +340,27 @@ async fn second_wave_fails(cluster: &mut Cluster, book: &mut Book) -> Result<()>
     );
     ensure!(pod_of(&cluster.client, WORKLOADS[2]).await?.uid() == third, "the third was restarted");
     let said =
-        book.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
+        runbook.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
     ensure!(said.contains("WaveFailed") && said.contains("WaveTakenBack"), "{said}");
     ensure!(
         said.contains("wave 1 of 3 begins") && said.contains("wave 2 of 3 begins"),
         "a wave has the words of another: {said}"
     );
-    book.run(cluster, "gpu-migrate verify").await?;
-    book.run(cluster, "gpu-migrate cordon-card gpu-01 3").await?;
-    let said = book.try_other(cluster, "gpu-migrate status gpu-01").await?.text;
+    runbook.run(cluster, "gpu-migrate verify").await?;
+    runbook.run(cluster, "gpu-migrate cordon-card gpu-01 3").await?;
+    let said = runbook.run_unlisted(cluster, "gpu-migrate status gpu-01").await?.text;
     let cordoned = until(cluster, "the card to be taken out", async |client| {
         let shadow: gpu_migrate_model::crd::GPUShadow = Api::all(client.clone()).get(NODE).await?;
         let state = format!("{:?}", shadow.status.and_then(|s| s.cards.get(3).map(|c| c.state)));
         Ok(Seen::from_bool(state.contains("Cordoned") || !state.contains("Free"), || state))
     });
     cordoned.await.with_context(|| said)?;
-    book.run(cluster, "gpu-migrate cordon-card gpu-01 3 --undo").await.map(drop)
+    runbook.run(cluster, "gpu-migrate cordon-card gpu-01 3 --undo").await.map(drop)
 }
 
 /// Runbook 6: the project goes back.
-async fn undo(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
-    book.run(cluster, "gpu-migrate rollout undo danlu").await?;
+async fn undo(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
+    runbook.run(cluster, "gpu-migrate rollout undo danlu").await?;
     phase(cluster, MigrationPhase::Idle).await?;
     all_settled(cluster).await?;
     for name in WORKLOADS {
@@ -372,8 +371,9 @@ async fn undo(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
 
 /// Runbook 6, for everything at once: without the webhook pods are created as they are written. Then it comes back, so that
 /// what follows has something to remove.
-async fn without_webhook(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
-    book.run(cluster, "kubectl -n gpu-migrate-system scale deployment gpu-migrate-webhook --replicas=0")
+async fn without_webhook(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
+    runbook
+        .run(cluster, "kubectl -n gpu-migrate-system scale deployment gpu-migrate-webhook --replicas=0")
         .await?;
     until(cluster, "the webhook's pods to go", async |client| {
         let of_webhook = ListParams::default().labels("app.kubernetes.io/component=webhook");
@@ -382,8 +382,9 @@ async fn without_webhook(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
         Ok(Seen::from_bool(left == 0, || format!("{left} are there")))
     })
     .await?;
-    book.run(cluster, "kubectl delete mutatingwebhookconfiguration gpu-migrate").await?;
-    book.run(cluster, "kubectl -n gpu-migrate-system scale deployment gpu-migrate-webhook --replicas=2")
+    runbook.run(cluster, "kubectl delete mutatingwebhookconfiguration gpu-migrate").await?;
+    runbook
+        .run(cluster, "kubectl -n gpu-migrate-system scale deployment gpu-migrate-webhook --replicas=2")
         .await?;
     until(cluster, "the webhook to be registered again", async |client| {
         let hook: Option<MutatingWebhookConfiguration> = Api::all(client.clone()).get_opt(WEBHOOK).await?;
@@ -393,25 +394,29 @@ async fn without_webhook(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
 }
 
 /// Runbook 7: it refuses while NVIDIA's plugin is behind the bridge; then it goes.
-async fn uninstall(cluster: &mut Cluster, book: &mut Book) -> Result<()> {
-    let said = book.try_other(cluster, "gpu-migrate uninstall").await?;
+async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
+    let said = runbook.run_unlisted(cluster, "gpu-migrate uninstall").await?;
     ensure!(said.status == 3 && said.text.contains("still registers with the bridge"), "{said:?}");
-    book.run(
-        cluster,
-        "kubectl -n kube-system set env daemonset/nvidia-device-plugin-daemonset KUBELET_SOCKET-",
-    )
-    .await?;
-    book.run(cluster, "kubectl -n kube-system rollout status daemonset/nvidia-device-plugin-daemonset")
+    runbook
+        .run(
+            cluster,
+            "kubectl -n kube-system set env daemonset/nvidia-device-plugin-daemonset KUBELET_SOCKET-",
+        )
+        .await?;
+    runbook
+        .run(cluster, "kubectl -n kube-system rollout status daemonset/nvidia-device-plugin-daemonset")
         .await?;
     offered(cluster, &Dialect::default().legacy, CARDS).await?;
-    let said = book.run(cluster, "gpu-migrate uninstall --dry-run").await?;
+    let said = runbook.run(cluster, "gpu-migrate uninstall --dry-run").await?;
     ensure!(said.contains("dry run"), "{said}");
-    let said = book.run(cluster, "gpu-migrate uninstall").await?;
+    let said = runbook.run(cluster, "gpu-migrate uninstall").await?;
     eprintln!("{said}");
-    book.run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in- gpu-migrate.io/project-").await?;
+    runbook
+        .run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in- gpu-migrate.io/project-")
+        .await?;
     let restore = json!({"spec": {"devicePlugin": {"env": null}}});
-    let said = book
-        .try_other(
+    let said = runbook
+        .run_unlisted(
             cluster,
             &format!("kubectl patch clusterpolicy cluster-policy --type merge -p '{restore}'"),
         )
@@ -449,8 +454,8 @@ async fn forget_the_owners_objects(cluster: &mut Cluster) -> Result<()> {
         "kubectl delete crd clusterpolicies.nvidia.com",
         "kubectl delete runtimeclass nvidia",
     ] {
-        let book = Book::open(cluster, "nobody")?;
-        let said = book.try_other(cluster, command).await?;
+        let runbook = Runbook::open(cluster, "nobody")?;
+        let said = runbook.run_unlisted(cluster, command).await?;
         ensure!(said.status == 0, "{command}: {}", said.text);
     }
     until(cluster, "the pods to go", async |client| {

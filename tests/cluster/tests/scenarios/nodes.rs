@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     image::WORK_IMAGE,
     manifests,
     migration::shared_spec,
@@ -53,7 +53,7 @@ const RUNTIME_CLASS: &str = "nvidia";
 /// A node has no plugin before its driver: the installer fails and says why, is tried again when its pod is deleted, succeeds
 /// and is cleared away. The DaemonSets come with the first node and stay for the second. A node that leaves its pool keeps its
 /// agent until the last share has ended, and is forgotten when the agent has. With the last node everything goes.
-pub(crate) async fn plugins_come_after_the_driver_and_go_with_the_last_node(
+pub(crate) async fn plugins_are_installed_after_the_driver_and_removed_with_the_last_node(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let outcome = life(cluster).await;
@@ -79,7 +79,7 @@ async fn life(cluster: &mut Cluster) -> Result<()> {
     ensure!(world.says(RAW, "DriverMatches", "True").contains(DRIVER), "{world:?}");
     leaves_the_pool(cluster).await?;
     goes_away(cluster).await?;
-    cluster.check_rights_of(OPERATORS[0])
+    cluster.check_forbidden_of(OPERATORS[0])
 }
 
 /// The templates of `deploy/` with an installer, and a pool that wants a driver.
@@ -206,7 +206,7 @@ async fn operator_brings(
     cluster.restart(OPERATORS[0])?;
     let client = cluster.client.clone();
     cluster
-        .until(what, PATIENCE, || async {
+        .until(what, TIMEOUT, || async {
             let world = World::look(&client).await?;
             Ok(if wanted(&world) { Seen::Done(world) } else { Seen::NotYet(format!("{world:?}")) })
         })

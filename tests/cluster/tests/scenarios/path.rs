@@ -113,7 +113,7 @@ pub(crate) async fn a_deployment_becomes_shared_pods_on_the_chosen_cards(
         "{asked:?}"
     );
 
-    cluster.shadow_agrees(held(old.iter().chain(&new))).await?;
+    cluster.wait_for_holders(held(old.iter().chain(&new))).await?;
     observer.finish().await?.check(4)
 }
 
@@ -155,7 +155,7 @@ fn other_than(cards: &[String]) -> Vec<String> {
 
 /// Scenario 3: legacy pods hold five of eight cards. Shares go to the other three only; one that fits nowhere waits, is told
 /// why, and starts by itself when a legacy pod goes.
-pub(crate) async fn shared_pods_keep_off_legacy_cards_and_wake_when_one_is_freed(
+pub(crate) async fn shared_pods_avoid_legacy_cards_and_start_when_one_is_freed(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
@@ -200,7 +200,7 @@ pub(crate) async fn shared_pods_keep_off_legacy_cards_and_wake_when_one_is_freed
 
 /// Scenario 4: shares are on three cards. Legacy pods only ever get the other five, although NVIDIA's plugin, unmodified,
 /// believes that all eight are free.
-pub(crate) async fn legacy_pods_keep_off_shared_cards(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn legacy_pods_avoid_shared_cards(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("mixed", &[]).await?;
     let mut shared = Vec::new();
@@ -220,7 +220,7 @@ pub(crate) async fn legacy_pods_keep_off_shared_cards(cluster: &mut Cluster) -> 
 
     cluster.create_pod(&namespace, "one-too-many", pod_spec(GPU)).await?;
     cluster.pending(&namespace, "one-too-many", Duration::from_secs(5)).await?;
-    cluster.shadow_agrees(held(shared.iter().chain(&legacy))).await?;
+    cluster.wait_for_holders(held(shared.iter().chain(&legacy))).await?;
     observer.finish().await?.check(8)
 }
 
@@ -229,7 +229,9 @@ pub(crate) async fn legacy_pods_keep_off_shared_cards(cluster: &mut Cluster) -> 
 /// Whether it does is the kubelet's affair: it drops old entries at the next allocation, and also whenever somebody asks its
 /// pod-resources service for a list, as the bridge may. So that the file is stale for certain, the test puts its former
 /// content back.
-pub(crate) async fn a_deleted_legacy_pods_card_is_shared_next(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn the_card_of_a_deleted_legacy_pod_is_reused_for_a_share(
+    cluster: &mut Cluster,
+) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("reuse", &[]).await?;
     let mut legacy = Vec::new();
@@ -255,12 +257,12 @@ pub(crate) async fn a_deleted_legacy_pods_card_is_shared_next(cluster: &mut Clus
     let shared = cluster.running(&namespace, "share").await?;
     on_chosen_card(&shared)?;
     ensure!(only_card(&shared.1)? == freed, "freed was {freed}, the share is on {:?}", shared.1.cards());
-    cluster.shadow_agrees(held(legacy.iter().chain([&shared]))).await?;
+    cluster.wait_for_holders(held(legacy.iter().chain([&shared]))).await?;
     observer.finish().await?.check(9)
 }
 
 /// Scenario 6: the kubelet restarts, then the bridge is killed. No card changes its holder, and both kinds still start.
-pub(crate) async fn restarts_move_no_card(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn restarts_change_no_holder(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("restarts", &[]).await?;
     let mut placed = vec![
@@ -272,17 +274,17 @@ pub(crate) async fn restarts_move_no_card(cluster: &mut Cluster) -> Result<()> {
     ];
 
     cluster.restart("kubelet")?;
-    nothing_moved(cluster, &placed).await?;
+    holders_unchanged(cluster, &placed).await?;
     placed.push(start(cluster, &namespace, "legacy-2", pod_spec(GPU)).await?);
     placed.push(start(cluster, &namespace, "share-2", shared_spec(30, 10)).await?);
-    nothing_moved(cluster, &placed).await?;
+    holders_unchanged(cluster, &placed).await?;
 
     cluster.kill("gpu-migrate-bridge")?;
     cluster.start_component("gpu-migrate-bridge")?;
-    nothing_moved(cluster, &placed).await?;
+    holders_unchanged(cluster, &placed).await?;
     placed.push(start(cluster, &namespace, "legacy-3", pod_spec(GPU)).await?);
     placed.push(start(cluster, &namespace, "share-3", shared_spec(30, 10)).await?);
-    nothing_moved(cluster, &placed).await?;
+    holders_unchanged(cluster, &placed).await?;
     observer.finish().await?.check(9)
 }
 
@@ -292,9 +294,9 @@ async fn start(cluster: &mut Cluster, namespace: &str, name: &str, spec: Value) 
 }
 
 /// Waits until both plugins serve again, then: the same processes with the same environment, and the books say so too.
-async fn nothing_moved(cluster: &mut Cluster, placed: &[Placed]) -> Result<()> {
-    cluster.serving_again().await?;
-    cluster.shadow_agrees(held(placed)).await?;
+async fn holders_unchanged(cluster: &mut Cluster, placed: &[Placed]) -> Result<()> {
+    cluster.wait_until_serving().await?;
+    cluster.wait_for_holders(held(placed)).await?;
     let now: BTreeMap<String, Container> =
         containers()?.into_iter().map(|c| (c.pod_uid.clone(), c)).collect();
     for (pod, container) in placed {
@@ -320,7 +322,7 @@ impl WithoutWebhook for Cluster {
         hooks.delete(gpu_migrate_cluster_tests::stage::WEBHOOK, &DeleteParams::default()).await?;
         let outcome = run(self).await;
         self.start_component("gpu-migrate-webhook")?;
-        self.webhook_registered().await?;
+        self.wait_for_webhook().await?;
         outcome
     }
 }

@@ -12,11 +12,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     configs::{EXTENDER_TIMEOUT, NODE},
     migration::{limit, shared_spec},
     nodes::{BLOCKS_PER_CARD, FAKE},
-    observe::{Claim, Holding, Kind, Observer, judge},
+    observe::{Entitlement, Holding, Kind, Observer, check_invariants},
     proxy::SlowProxy,
     stage::CARDS,
     wait::{self, Seen},
@@ -53,7 +53,7 @@ pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Res
             made += 1;
         }
         let alive = pods.list(&ListParams::default()).await?.items;
-        most = most.max(check_books(&alive)?);
+        most = most.max(check_fake_nodes(&alive)?);
         let bound: Vec<&Pod> = alive
             .iter()
             .filter(|p| node_of(p).is_some() && p.metadata.deletion_timestamp.is_none())
@@ -74,7 +74,7 @@ pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Res
 }
 
 /// Fails if the cards of a node without a kubelet carry too much; returns how many pods are bound on any.
-fn check_books(pods: &[Pod]) -> Result<usize> {
+fn check_fake_nodes(pods: &[Pod]) -> Result<usize> {
     let dialect = Dialect::default();
     let mut nodes: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
     // The containers of one that has ended hold nothing, though it is still in the API for a moment.
@@ -90,7 +90,7 @@ fn check_books(pods: &[Pod]) -> Result<usize> {
             .filter(|pod| limit(pod, &dialect.cores) > 0)
             .map(|pod| chosen(pod))
             .collect::<Result<_>>()?;
-        let violations = judge(&shares, BLOCKS_PER_CARD);
+        let violations = check_invariants(&shares, BLOCKS_PER_CARD);
         ensure!(
             violations.is_empty(),
             "on {node}: {}",
@@ -113,7 +113,7 @@ fn chosen(pod: &Pod) -> Result<Holding> {
     let cards =
         annotation(pod, &format!("{PREDICATE_GPU_INDEX_PREFIX}0"))?.split(',').map(str::to_owned).collect();
     let kind = Kind::Shared { cores: limit(pod, &dialect.cores), blocks: limit(pod, &dialect.memory) };
-    Ok(Holding { claim: Claim { who: pod.name_any(), kind }, cards })
+    Ok(Holding { entitlement: Entitlement { who: pod.name_any(), kind }, cards })
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {
@@ -130,7 +130,7 @@ fn on(node: &str, mut spec: Value) -> Value {
 async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod> {
     let pods = cluster.pods(namespace);
     cluster
-        .until(&format!("{namespace}/{name} to be bound"), PATIENCE, || async {
+        .until(&format!("{namespace}/{name} to be bound"), TIMEOUT, || async {
             let pod = pods.get(name).await?;
             Ok(if node_of(&pod).is_some() {
                 Seen::Done(pod)
@@ -146,14 +146,14 @@ async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod
 async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     let pods = cluster.pods(namespace);
     pods.delete(name, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
-    wait::until(&format!("{name} to be gone"), PATIENCE, || async {
+    wait::until(&format!("{name} to be gone"), TIMEOUT, || async {
         Ok(Seen::from_bool(pods.get_opt(name).await?.is_none(), || "it is still there".into()))
     })
     .await
 }
 
 /// A pod of a higher class gets a card by the end of those on it, and nobody else is ended.
-pub(crate) async fn a_higher_class_preempts_one_card_only(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn preemption_evicts_the_pods_of_one_card_only(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
     let namespace = cluster.namespace("preempt", &[]).await?;
@@ -184,7 +184,7 @@ pub(crate) async fn a_higher_class_preempts_one_card_only(cluster: &mut Cluster)
     let victims = tokio::sync::Mutex::new(BTreeSet::new());
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let urgent_pod = cluster
-        .until("urgent to be bound in place of its victims", PATIENCE, || async {
+        .until("urgent to be bound in place of its victims", TIMEOUT, || async {
             let list = pods.list(&ListParams::default()).await?.items;
             for victim in list.iter().filter(|p| p.metadata.deletion_timestamp.is_some()) {
                 victims.lock().await.insert(victim.name_any());
@@ -210,7 +210,7 @@ pub(crate) async fn a_higher_class_preempts_one_card_only(cluster: &mut Cluster)
 }
 
 /// A gang of four on room for three binds nobody; with a fourth card all four are bound.
-pub(crate) async fn a_gang_is_bound_together_or_not_at_all(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn all_members_of_a_gang_are_bound_or_none(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
     let namespace = cluster.namespace("gang", &[]).await?;
@@ -233,12 +233,12 @@ pub(crate) async fn a_gang_is_bound_together_or_not_at_all(cluster: &mut Cluster
     for index in 0..4 {
         bound(cluster, &namespace, &format!("four-{index}")).await?;
     }
-    check_books(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
+    check_fake_nodes(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
 }
 
 /// A gang of which one member can go nowhere: the others are held, released when time runs out, and held again, as often as the
 /// scheduler asks. Each is told so in one Event that counts, not in one Event each time. What was in the way gone, all are bound.
-pub(crate) async fn a_gang_that_runs_out_of_time_is_told_in_one_event(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluster) -> Result<()> {
     cluster.one_extender(&[("gang-timeout", "3")])?;
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
@@ -253,7 +253,7 @@ pub(crate) async fn a_gang_that_runs_out_of_time_is_told_in_one_event(cluster: &
 
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &namespace);
     cluster
-        .until("each of the three to be told twice, in one Event", PATIENCE, || async {
+        .until("each of the three to be told twice, in one Event", TIMEOUT, || async {
             let told = releases(events.list(&ListParams::default()).await?.items);
             let twice = told.values().all(|counts| matches!(counts[..], [count] if count > 1));
             Ok(Seen::from_bool(told.len() == 3 && twice, || format!("{told:?}")))
@@ -282,7 +282,7 @@ fn releases(events: Vec<Event>) -> BTreeMap<String, Vec<i32>> {
 }
 
 /// Two gangs that each need more than half of the cards are bound one after the other.
-pub(crate) async fn rival_gangs_finish_one_after_the_other(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn competing_gangs_are_bound_one_after_the_other(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
     let namespace = cluster.namespace("rivals", &[]).await?;
@@ -306,7 +306,7 @@ async fn whole_gang<'a>(cluster: &mut Cluster, namespace: &str, gangs: &[&'a str
     let pods = cluster.pods(namespace);
     // A gang that could not be completed is released after at most the extender's timeout, and tried again later.
     cluster
-        .until(&format!("one of the gangs {gangs:?} to be bound"), EXTENDER_TIMEOUT + PATIENCE, || async {
+        .until(&format!("one of the gangs {gangs:?} to be bound"), EXTENDER_TIMEOUT + TIMEOUT, || async {
             let mut seen = String::new();
             for gang in gangs {
                 let members = pods.list(&ListParams::default().labels(&format!("gang={gang}"))).await?.items;
@@ -352,7 +352,7 @@ async fn member(
 }
 
 /// Members with a gate stay out of the queue until the last exists; then all gates are lifted and all are bound.
-pub(crate) async fn gates_of_a_gang_are_lifted_together(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn scheduling_gates_of_a_gang_are_removed_together(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let namespace = cluster.namespace("gates", &[]).await?;
     let mut spec = on(&nodes.names()[0], shared_spec(100, 100));
@@ -376,13 +376,13 @@ pub(crate) async fn gates_of_a_gang_are_lifted_together(cluster: &mut Cluster) -
 }
 
 /// A bind whose answer comes after the scheduler gave up: every pod ends bound once, and no card twice.
-pub(crate) async fn a_bind_that_outlives_its_caller_is_placed_once(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn a_bind_that_the_scheduler_gave_up_on_is_done_once(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
     let namespace = cluster.namespace("late", &[]).await?;
-    let extender = cluster.kit.ports.extender[0];
+    let extender = cluster.setup.ports.extender[0];
     let proxy = SlowProxy::start(extender, EXTENDER_TIMEOUT + Duration::from_secs(2)).await?;
-    cluster.schedule_with(Some(proxy.port()))?;
+    cluster.restart_scheduler(Some(proxy.port()))?;
     for index in 0..8 {
         cluster.create_pod(&namespace, &format!("late-{index}"), on(&node, shared_spec(60, 60))).await?;
     }
@@ -392,11 +392,11 @@ pub(crate) async fn a_bind_that_outlives_its_caller_is_placed_once(cluster: &mut
     // Until the scheduler has lived through its time-outs, and has tried again what it believes to have failed.
     cluster.create_pod(&namespace, "too-many", on(&node, shared_spec(60, 60))).await?;
     cluster.pending(&namespace, "too-many", EXTENDER_TIMEOUT + Duration::from_secs(5)).await?;
-    check_books(&cluster.pods(&namespace).list(&ListParams::default()).await?.items)?;
+    check_fake_nodes(&cluster.pods(&namespace).list(&ListParams::default()).await?.items)?;
     ensure!(proxy.held() >= 8, "only {} answers were late", proxy.held());
     delete_now(cluster, &namespace, "late-0").await?;
     bound(cluster, &namespace, "too-many").await?;
-    cluster.schedule_with(Some(extender))
+    cluster.restart_scheduler(Some(extender))
 }
 
 /// Of two extenders the leader is killed while 200 pods are bound: the other takes over, every pod is bound, no card is
@@ -410,7 +410,7 @@ pub(crate) async fn a_killed_leader_loses_no_pod(cluster: &mut Cluster) -> Resul
     // So that they are bound one after the other, and not as they come.
     cluster.component("kube-scheduler")?.stop()?;
     let first = cluster
-        .until("one of the extenders to lead", PATIENCE, || async {
+        .until("one of the extenders to lead", TIMEOUT, || async {
             Ok(Seen::from_option(service.ready(), || "neither is ready".into()))
         })
         .await?;
@@ -426,22 +426,22 @@ pub(crate) async fn a_killed_leader_loses_no_pod(cluster: &mut Cluster) -> Resul
     let pods = cluster.pods(&namespace);
     let count = || async {
         let list = pods.list(&ListParams::default()).await?.items;
-        anyhow::Ok((check_books(&list)?, list.len()))
+        anyhow::Ok((check_fake_nodes(&list)?, list.len()))
     };
     let before = cluster
-        .until("a part of the pods to be bound", PATIENCE, || async {
+        .until("a part of the pods to be bound", TIMEOUT, || async {
             let (bound, all) = count().await?;
             Ok(Seen::from_option((bound >= PODS / 4).then_some(bound), || {
                 format!("{bound} of {all} are bound")
             }))
         })
         .await?;
-    let leader = if first == cluster.kit.ports.extender[0] { names[0] } else { names[1] };
+    let leader = if first == cluster.setup.ports.extender[0] { names[0] } else { names[1] };
     cluster.kill(leader)?;
     ensure!(before < PODS, "all were bound before the leader was killed: this proves nothing");
     // The Lease has to run out, and then the scheduler to come again with those that it was told errors about.
     cluster
-        .until("the others to be bound by the other extender", 2 * PATIENCE, || async {
+        .until("the others to be bound by the other extender", 2 * TIMEOUT, || async {
             let (bound, all) = count().await?;
             ensure!(all == PODS, "{all} pods are left of {PODS}");
             Ok(Seen::from_bool(bound == PODS, || format!("{bound} of {PODS} are bound")))

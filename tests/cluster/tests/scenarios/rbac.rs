@@ -10,9 +10,9 @@ use serde_json::Value;
 type Right = (String, String, String, String);
 
 /// Every verb of every rule was used, by the account that has it. Runs last, and only with all the others before it.
-pub(crate) async fn no_verb_is_unused(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn every_granted_verb_is_used(cluster: &mut Cluster) -> Result<()> {
     let granted = granted(&manifests::objects("base")?)?;
-    let used: BTreeSet<Right> = audit::read(&cluster.kit.layout.logs())?
+    let used: BTreeSet<Right> = audit::read(&cluster.setup.layout.logs())?
         .iter()
         .filter(|entry| entry.allowed())
         .filter_map(|entry| {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster, audit,
-    cluster::PATIENCE,
+    cluster::TIMEOUT,
     configs::NODE,
     manifests,
     migration::{share, uid},
@@ -35,9 +35,7 @@ fn past_the_scheduler(cores: u64, blocks: u64) -> Value {
 /// What is left of the resource that the kubelet asked for first, cores or memory, is withdrawn for a moment, so that nothing else
 /// runs into the same. A Job's pod that was refused is
 /// made anew and runs once a card has room, and the failed one is deleted. One that nobody would make anew stays.
-pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
-    cluster: &mut Cluster,
-) -> Result<()> {
+pub(crate) async fn a_pod_that_fits_on_no_card_is_rejected_and_deleted(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("refused", &[]).await?;
     let mut placed = Vec::new();
@@ -59,9 +57,9 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
     ensure!(whole.is_some_and(|whole| whole > CARDS), "of {resource} there is {whole:?}");
     offered(cluster, &resource, "withdrawn", |left| left < whole).await?;
     offered(cluster, &resource, "offered again", |left| left == whole).await?;
-    cluster.shadow_agrees(held.clone()).await?;
+    cluster.wait_for_holders(held.clone()).await?;
 
-    let begin = audit::read(&cluster.kit.layout.logs())?.len();
+    let begin = audit::read(&cluster.setup.layout.logs())?.len();
     let template = json!({"metadata": {"labels": {"app": "job"}}, "spec": past_the_scheduler(50, 20)});
     let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job", "namespace": namespace},
         "spec": {"backoffLimit": 3, "template": template}});
@@ -82,7 +80,7 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
         )
     };
     cluster
-        .until("the Job's failed pods to be deleted", PATIENCE, || async {
+        .until("the Job's failed pods to be deleted", TIMEOUT, || async {
             let left = failed().await?;
             Ok(Seen::from_bool(left.iter().all(|name| name == "bare"), || format!("{left:?}")))
         })
@@ -90,7 +88,7 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
     // It failed before they did, and nobody would make it anew.
     ensure!(failed().await? == ["bare"], "the pod without a controller is gone");
     deleted_by_the_agent(cluster, begin, &namespace, &first).await?;
-    cluster.shadow_agrees(held).await?;
+    cluster.wait_for_holders(held).await?;
     observer.finish().await?.check(CARDS as usize + 1)
 }
 
@@ -98,7 +96,7 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_refused_and_cleared_away(
 async fn refused(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<Pod> {
     let (pods, labelled) = (cluster.pods(namespace), ListParams::default().labels(&format!("app={app}")));
     cluster
-        .until(&format!("a pod of {app} to be refused"), PATIENCE, || async {
+        .until(&format!("a pod of {app} to be refused"), TIMEOUT, || async {
             let list = pods.list(&labelled).await?.items;
             let seen = list.iter().map(|pod| phase_and_why(Some(pod))).collect::<Vec<_>>().join("; ");
             let reason = |pod: &Pod| pod.status.as_ref().and_then(|status| status.reason.clone());
@@ -119,7 +117,7 @@ async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Resul
     let why = why(&resource);
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
     cluster
-        .until("an Event about the refused pod", PATIENCE, || async {
+        .until("an Event about the refused pod", TIMEOUT, || async {
             let list = events.list(&ListParams::default()).await?.items;
             let about = |event: &&Event| event.involved_object.uid == pod.uid();
             let told: Vec<String> =
@@ -146,7 +144,7 @@ async fn offered(
 ) -> Result<()> {
     let nodes = Api::<Node>::all(cluster.client.clone());
     cluster
-        .until(&format!("{resource} to be {what}"), PATIENCE, || async {
+        .until(&format!("{resource} to be {what}"), TIMEOUT, || async {
             let offered =
                 nodes.get(NODE).await?.status.and_then(|s| s.allocatable?.get(resource)?.0.parse().ok());
             Ok(Seen::from_bool(offered.is_some() && wanted(offered), || format!("{offered:?}")))
@@ -162,7 +160,7 @@ async fn deleted_by_the_agent(
     first: &Pod,
 ) -> Result<()> {
     let first = format!("{namespace}/{}", first.name_any());
-    let log = audit::read(&cluster.kit.layout.logs())?.split_off(begin);
+    let log = audit::read(&cluster.setup.layout.logs())?.split_off(begin);
     let deleted: BTreeSet<String> = log
         .iter()
         .filter(|entry| entry.is_of("gpu-migrate-bridge") && entry.verb == "delete" && entry.done())
@@ -176,7 +174,7 @@ async fn deleted_by_the_agent(
     // What is told of a node is told in the default namespace.
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
     cluster
-        .until("an Event about the deletion", PATIENCE, || async {
+        .until("an Event about the deletion", TIMEOUT, || async {
             let list = events.list(&ListParams::default()).await?.items;
             let told: Vec<String> = list
                 .into_iter()

@@ -26,7 +26,9 @@ async fn create(cluster: &Cluster, kind: &str, name: &str, spec: Value) -> kube:
 }
 
 /// What DESIGN.md shows is accepted; what makes no sense is refused with a message that names it.
-pub(crate) async fn sense_is_accepted_and_nonsense_is_refused(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
+    cluster: &mut Cluster,
+) -> Result<()> {
     cluster.apply_crds().await?;
     let full = json!({
         "project": "danlu",
@@ -80,7 +82,7 @@ pub(crate) async fn sense_is_accepted_and_nonsense_is_refused(cluster: &mut Clus
 }
 
 /// Every manifest of `deploy/` is taken by the apiserver, unknown fields and all other doubts being errors.
-pub(crate) async fn what_we_ship_is_accepted(cluster: &mut Cluster) -> Result<()> {
+pub(crate) async fn shipped_manifests_are_accepted(cluster: &mut Cluster) -> Result<()> {
     let mut count = 0;
     for folder in ["crds", "base", "backstop"] {
         let shipped = manifests::objects(folder)?;
