@@ -43,7 +43,7 @@ pub enum Command {
     /// of the admission webhook.
     Plan(PlanArgs),
     /// See what migrating would give: on a snapshot of a cluster, or on a public trace; needs no cluster.
-    Simulate(gpu_migrate_sim::command::SimulateArgs),
+    Simulate(gpu_migrate_replay::command::SimulateArgs),
     /// Show a migration from beginning to end on simulated nodes; needs no cluster and no card.
     Demo(gpu_migrate_sim::demo::DemoArgs),
     /// Check a cluster before a migration: versions, webhook, plugins, quotas, pods. Ends with go or no-go.

@@ -29,7 +29,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     let exit = match cli.command {
         Command::Plan(args) if args.filename.is_empty() => plan_live(&args, &mut out, &mut err)?,
         Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
-        Command::Simulate(args) => gpu_migrate_sim::command::run(&args, &mut out).map(|()| Exit::Done)?,
+        Command::Simulate(args) => gpu_migrate_replay::command::run(&args, &mut out).map(|()| Exit::Done)?,
         Command::Demo(args) => {
             // It draws on the terminal itself.
             drop(out);

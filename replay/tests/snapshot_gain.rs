@@ -5,10 +5,10 @@
 use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::score::Order;
 use gpu_migrate_model::units::{Blocks, Cores};
-use gpu_migrate_sim::snapshot::migrate::{Gain, migrate};
-use gpu_migrate_sim::snapshot::plan::Plan;
-use gpu_migrate_sim::snapshot::read::{Snapshot, SnapshotError};
-use gpu_migrate_sim::snapshot::report;
+use gpu_migrate_replay::snapshot::migrate::{Gain, migrate};
+use gpu_migrate_replay::snapshot::plan::Plan;
+use gpu_migrate_replay::snapshot::read::{Snapshot, SnapshotError};
+use gpu_migrate_replay::snapshot::report;
 use gpu_migrate_webhook::file::PolicyFile;
 use serde_json::{Value, json};
 

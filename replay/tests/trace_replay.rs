@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use gpu_migrate_sim::trace::experiment::{self, Outcome};
-use gpu_migrate_sim::trace::plot::{Curve, draw};
-use gpu_migrate_sim::trace::replay::{MixSource, PlainPods, Policy, Setup};
-use gpu_migrate_sim::trace::{read, report};
+use gpu_migrate_replay::trace::experiment::{self, Outcome};
+use gpu_migrate_replay::trace::plot::{Curve, draw};
+use gpu_migrate_replay::trace::replay::{MixSource, PlainPods, Policy, Setup};
+use gpu_migrate_replay::trace::{read, report};
 
 fn setup(nodes: &Path, pods: &Path) -> Setup {
     Setup {

@@ -1,7 +1,7 @@
 //! `gpu-migrate simulate` alone, without the rest of the command line.
 
 use clap::Parser;
-use gpu_migrate_sim::command::{SimulateArgs, run};
+use gpu_migrate_replay::command::{SimulateArgs, run};
 
 #[derive(Parser)]
 struct Program {
