@@ -15,12 +15,12 @@ use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
-use gpu_migrate_plugin_bridge::decide::{Books, ContainerView, PodView, Settings, UpstreamDevice};
+use gpu_migrate_plugin_bridge::decide::{ContainerView, NodeState, PodView, Settings, UpstreamDevice};
 use gpu_migrate_plugin_bridge::isolation::NoIsolation;
 use gpu_migrate_plugin_bridge::metrics::Metrics;
 use gpu_migrate_plugin_bridge::node::{Node, Paths};
 use gpu_migrate_plugin_bridge::plugins::answer::AnswerStyle;
-use gpu_migrate_plugin_bridge::plugins::shared::{Giving, SharedPlugin};
+use gpu_migrate_plugin_bridge::plugins::shared::{AllocateConfig, SharedPlugin};
 use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use gpu_migrate_plugin_bridge::proto::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tokio_util::sync::CancellationToken;
@@ -60,13 +60,13 @@ fn book() -> Vec<u8> {
         .into_bytes()
 }
 
-fn books(filled: bool) -> Books {
-    let mut books = Books::new(Settings::default(), cards(), &Topology::uniform(8, LinkLevel::Pix));
-    books.observe_pods(Vec::new(), 1);
+fn state(filled: bool) -> NodeState {
+    let mut state = NodeState::new(Settings::default(), cards(), &Topology::uniform(8, LinkLevel::Pix));
+    state.observe_pods(Vec::new(), 1);
     let text = if filled { book() } else { br#"{"Data":{"PodDeviceEntries":null}}"#.to_vec() };
-    books.observe_book(&Checkpoint::parse(&text).unwrap_or_default(), 1);
+    state.ingest_checkpoint(&Checkpoint::parse(&text).unwrap_or_default(), 1);
     let devices = (0..8).map(|n| UpstreamDevice { id: uuid(n).into(), healthy: true, numa: Vec::new() });
-    books.observe_upstream(GPU, Some(devices.collect()));
+    state.observe_upstream(GPU, Some(devices.collect()));
     for n in 0..50_u32 {
         let ask = ContainerAsk {
             name: "main".into(),
@@ -76,7 +76,7 @@ fn books(filled: bool) -> Books {
         };
         let container = ContainerView { ask, reserved: vec![CardIndex(7)] };
         let uid = format!("pod-{n}");
-        books.observe_pod(
+        state.observe_pod(
             PodView {
                 uid: uid.clone(),
                 name: uid,
@@ -87,7 +87,7 @@ fn books(filled: bool) -> Books {
             2,
         );
     }
-    books
+    state
 }
 
 fn core_ids(card: u32, count: u32) -> Vec<String> {
@@ -95,25 +95,25 @@ fn core_ids(card: u32, count: u32) -> Vec<String> {
 }
 
 fn decisions(c: &mut Criterion) {
-    let filled = books(true);
+    let filled = state(true);
     c.bench_function("decide/allocate shared, 100 pods on the node", |b| {
         let ids = core_ids(7, 5);
         b.iter_batched_ref(
             || filled.clone(),
-            |books| books.allocate_shared(SharedResource::Cores, black_box(&ids), 3),
+            |state| state.allocate_shared(SharedResource::Cores, black_box(&ids), 3),
             BatchSize::LargeInput,
         );
     });
     let offered: Vec<String> = (0..800).map(|n| format!("tencent.com/vcuda-core-{n}")).collect();
     c.bench_function("decide/prefer shared, 800 offered", |b| {
-        b.iter(|| filled.prefer_shared(SharedResource::Cores, black_box(&offered), &[], 5));
+        b.iter(|| filled.preferred_shared(SharedResource::Cores, black_box(&offered), &[], 5));
     });
-    let empty = books(false);
+    let empty = state(false);
     c.bench_function("decide/allocate legacy, 8 cards", |b| {
         let ids: Vec<String> = (0..8).map(uuid).collect();
         b.iter_batched_ref(
             || empty.clone(),
-            |books| books.allocate_legacy(GPU, black_box(&ids), 3),
+            |state| state.allocate_legacy(GPU, black_box(&ids), 3),
             BatchSize::LargeInput,
         );
     });
@@ -130,15 +130,18 @@ fn service(c: &mut Criterion) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     let node = || {
         let paths = Paths { kubelet: folder.path().to_path_buf(), state: folder.path().join("state") };
-        Node::start(paths, books(true), Topology::uniform(8, LinkLevel::Pix), Metrics::default()).ok()
+        Node::start(paths, state(true), Topology::uniform(8, LinkLevel::Pix), Metrics::default()).ok()
     };
     c.bench_function("service/Allocate shared, everything but the socket", |b| {
         b.iter_batched(
             || {
                 node().map(|node| {
-                    let giving =
-                        Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None };
-                    SharedPlugin::new(node, SharedResource::Cores, Arc::new(giving), CancellationToken::new())
+                    let config = AllocateConfig {
+                        style: AnswerStyle::default(),
+                        isolation: Arc::new(NoIsolation),
+                        cdi: None,
+                    };
+                    SharedPlugin::new(node, SharedResource::Cores, Arc::new(config), CancellationToken::new())
                 })
             },
             |plugin| {
@@ -160,8 +163,8 @@ fn checkpoint(c: &mut Criterion) {
     });
     let parsed = Checkpoint::parse(&text).unwrap_or_default();
     group.bench_function("observe, nothing new", |b| {
-        let mut books = books(true);
-        b.iter(|| books.observe_book(black_box(&parsed), 5));
+        let mut state = state(true);
+        b.iter(|| state.ingest_checkpoint(black_box(&parsed), 5));
     });
     group.bench_function("baseline: one stat", |b| {
         b.iter(|| std::fs::metadata(black_box(Path::new("/"))).is_ok());

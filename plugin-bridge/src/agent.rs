@@ -17,18 +17,18 @@ use tokio_util::sync::CancellationToken;
 use crate::args::Args;
 use crate::cluster::publish::Fixed;
 use crate::cluster::{clean, cordon, events, pods, publish};
-use crate::decide::{Books, Resource, Settings};
+use crate::decide::{NodeState, Resource, Settings};
 use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError};
 use crate::kubelet::directory::{DirectoryWatch, Stamp};
-use crate::kubelet::endpoint::{self, EndpointSpec, Standing};
-use crate::leave::{self, Label};
+use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
-use crate::node::{Node, Notice, Paths, StateError};
+use crate::node::{Node, NodeEvent, Paths, StateError};
 use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
-use crate::plugins::shared::{self, Giving, SharedPlugin};
+use crate::plugins::shared::{self, AllocateConfig, SharedPlugin};
+use crate::uninstall::{self, Label};
 
 /// Time passes: holders are looked at again this often, whatever else happens.
 const TICK: Duration = Duration::from_secs(1);
@@ -65,9 +65,9 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let node = open(&args, &inventory)?;
     tracing::info!(
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
-        holders = node.with(|books, _| books.grants().count()), "books are open"
+        holders = node.with(|state, _| state.grants().count()), "state are open"
     );
-    let giving = Arc::new(Giving {
+    let config = Arc::new(AllocateConfig {
         style: args.style(),
         isolation: args.isolation(),
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
@@ -77,9 +77,9 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
     let mut tasks = Tasks::new(others.clone(), stop.clone());
 
-    tasks.spawn("the word of changes", spread_changes(node.clone(), stop.clone()));
+    tasks.spawn("the word of changes", forward_changes(node.clone(), stop.clone()));
     let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
-        .map(|resource| serve_shared(&mut tasks, &node, resource, giving.clone(), &directory))
+        .map(|resource| serve_shared(&mut tasks, &node, resource, config.clone(), &directory))
         .into();
     tasks.spawn(
         "the registration of NVIDIA's plugin",
@@ -96,11 +96,11 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn_apart("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
 
-    tasks.spawn_apart("the tidying of pods that are gone", tidy(node.clone(), giving.clone(), stop.clone()));
+    tasks.spawn_apart("the tidying of pods that are gone", tidy(node.clone(), config.clone(), stop.clone()));
 
     let fixed = Fixed {
         node_name: args.node_name.clone(),
-        isolation: giving.isolation.name().to_owned(),
+        isolation: config.isolation.name().to_owned(),
         driver_version: inventory.driver_version.clone(),
         cuda_version: inventory.cuda_version.clone(),
     };
@@ -120,7 +120,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             let client = client.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
             label = Some(Label::read(client.clone(), name.clone()).await);
-            let dialect = node.with(|books, _| books.settings().dialect.clone());
+            let dialect = node.with(|state, _| state.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn_apart(
                 "the watch of pods",
@@ -132,7 +132,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             );
             tasks.spawn_apart(
                 "the writer of events",
-                events::run(client.clone(), name, node.notices(), stop.clone()),
+                events::run(client.clone(), name, node.events(), stop.clone()),
             );
             tasks.spawn_apart(
                 "the cleaner of failed pods",
@@ -158,11 +158,11 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             }
         });
     }
-    tasks.outlive().await?;
+    tasks.run_until_lost().await?;
     if let Some(label) = label
         && label.is_gone().await
     {
-        match leave::clean(&node.paths.state, giving.cdi.as_ref()) {
+        match uninstall::clean(&node.paths.state, config.cdi.as_ref()) {
             Ok(()) => tracing::info!("taken off this node: nothing of ours is left"),
             Err(error) => {
                 tracing::warn!(%error, state = %node.paths.state.display(), "taken off this node, and this is left");
@@ -175,19 +175,19 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
 /// The books of this node, from what earlier lives and the kubelet left on disk.
 fn open(args: &Args, inventory: &Inventory) -> Result<Arc<Node>, StateError> {
     let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
-    let mut books = Books::new(settings, inventory.cards.clone(), &inventory.topology);
-    books.set_parts(inventory.parts.clone());
+    let mut state = NodeState::new(settings, inventory.cards.clone(), &inventory.topology);
+    state.set_mig_devices(inventory.parts.clone());
     for (position, health) in inventory.health.iter().enumerate() {
         if *health == Health::Unhealthy {
-            books.set_health(CardIndex::from(position), *health);
+            state.set_health(CardIndex::from(position), *health);
         }
     }
     let kubelet = args.kubelet_dir.clone();
     // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
     // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
-    let state = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
-    let paths = Paths { kubelet, state };
-    Node::start(paths, books, inventory.topology.clone(), Metrics::default())
+    let state_dir = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
+    let paths = Paths { kubelet, state: state_dir };
+    Node::start(paths, state, inventory.topology.clone(), Metrics::default())
 }
 
 async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
@@ -205,15 +205,15 @@ fn serve_shared(
     tasks: &mut Tasks,
     node: &Arc<Node>,
     resource: SharedResource,
-    giving: Arc<Giving>,
+    config: Arc<AllocateConfig>,
     directory: &DirectoryWatch,
-) -> watch::Receiver<Standing> {
-    let name = node.with(|books, _| books.resource_name(&Resource::Shared(resource)).to_owned());
+) -> watch::Receiver<RegistrationState> {
+    let name = node.with(|state, _| state.resource_name(&Resource::Shared(resource)).to_owned());
     let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
-    let (sender, standing) = watch::channel(Standing::default());
+    let (sender, standing) = watch::channel(RegistrationState::default());
     let (of_service, stop) = (node.clone(), tasks.stop.clone());
     let make =
-        Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, giving.clone(), streams));
+        Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, config.clone(), streams));
     tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
     standing
 }
@@ -249,7 +249,7 @@ async fn serve_legacy(
                 let make = Arc::new(move |streams| {
                     LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams)
                 });
-                let (over, sender) = (stop.child_token(), watch::Sender::new(Standing::default()));
+                let (over, sender) = (stop.child_token(), watch::Sender::new(RegistrationState::default()));
                 let task = tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, over.clone()));
                 served.insert(resource, (over, task));
             }
@@ -276,12 +276,12 @@ fn socket_name(resource: &str) -> String {
     format!("gpu-migrate-{}.sock", resource.replace('/', "_"))
 }
 
-/// Reads the kubelet's book when it changes, notices new kubelets, and lets time pass.
+/// Reads the kubelet's book when it changes, events new kubelets, and lets time pass.
 async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: CancellationToken) {
     let socket = directory.path().join("kubelet.sock");
     let mut kubelet = Stamp::of(&socket);
     loop {
-        node.read_book();
+        node.read_checkpoint();
         let now = Stamp::of(&socket);
         if now.is_some() && now != kubelet {
             tracing::info!("the kubelet started anew");
@@ -290,15 +290,15 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         }
         tokio::select! {
             () = directory.changed() => {}
-            () = tokio::time::sleep(TICK) => node.with(Books::reconcile),
+            () = tokio::time::sleep(TICK) => node.with(NodeState::reconcile),
             () = stop.cancelled() => return,
         }
     }
 }
 
 /// Who does not answer the kubelet hears of changes later.
-async fn spread_changes(node: Arc<Node>, stop: CancellationToken) {
-    tokio::select! { () = node.spread_changes() => {}, () = stop.cancelled() => {} }
+async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
+    tokio::select! { () = node.forward_changes() => {}, () = stop.cancelled() => {} }
 }
 
 /// Asks pod-resources when that could free something, and now and then to compare.
@@ -314,17 +314,17 @@ async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
         }
         changes.borrow_and_update();
         let due = tokio::time::Instant::now() >= next;
-        let wanted = node.with(|books, now| {
-            books.reconcile(now);
-            books.wants_list()
+        let wanted = node.with(|state, now| {
+            state.reconcile(now);
+            state.needs_pod_resources()
         });
         if !due && !wanted {
             continue;
         }
         next = tokio::time::Instant::now() + if wanted { TICK } else { COMPARE };
-        match node.ask_pod_resources().await {
+        match node.list_pod_resources().await {
             Ok(rows) => {
-                let found = node.with(|books, now| books.drift(&rows, SETTLED, now));
+                let found = node.with(|state, now| state.drift(&rows, SETTLED, now));
                 // Sources follow one another: what is seen once may be on its way.
                 let twice: Vec<_> = found.iter().filter(|d| before.contains(*d)).cloned().collect();
                 before = found;
@@ -341,40 +341,41 @@ async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
 }
 
 /// What strategies of isolation left on the host for pods that are gone is removed.
-async fn tidy(node: Arc<Node>, giving: Arc<Giving>, stop: CancellationToken) {
+async fn tidy(node: Arc<Node>, config: Arc<AllocateConfig>, stop: CancellationToken) {
     let mut before = None;
     loop {
         tokio::select! {
             () = tokio::time::sleep(TIDY) => {}
             () = stop.cancelled() => return,
         }
-        let holders = node.with(|books, _| {
-            let nameless = books.grants().any(|(_, grant)| !grant.confirmed);
+        let holders = node.with(|state, _| {
+            let nameless = state.grants().any(|(_, grant)| !grant.confirmed);
             let uids: BTreeSet<String> =
-                books.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
-            (books.is_open() && !nameless).then_some(uids)
+                state.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
+            (state.is_ready() && !nameless).then_some(uids)
         });
-        if let Some(cdi) = giving.cdi.as_ref().filter(|_| node.with(|books, _| books.is_open())) {
-            cdi.tidy(&node.with(|books, _| core_keys(books)));
+        if let Some(cdi) = config.cdi.as_ref().filter(|_| node.with(|state, _| state.is_ready())) {
+            cdi.tidy(&node.with(|state, _| core_keys(state)));
         }
         // While somebody is not known yet, nobody's folder is taken for a stranger's.
         if let Some(living) = holders.filter(|living| before.as_ref() != Some(living)) {
-            giving.isolation.tidy(&living);
+            config.isolation.tidy(&living);
             before = Some(living);
         }
     }
 }
 
 /// The keys of all containers that have cores, or were promised some.
-fn core_keys(books: &Books) -> BTreeSet<String> {
+fn core_keys(state: &NodeState) -> BTreeSet<String> {
     let of_cores =
-        books.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
-    let ids = of_cores.map(|(_, grant)| grant.kubelet.iter().map(|key| books.id_of(key)).collect::<Vec<_>>());
+        state.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
+    let ids =
+        of_cores.map(|(_, grant)| grant.requested.iter().map(|key| state.id_of(key)).collect::<Vec<_>>());
     ids.map(|ids| shared::key(&ids)).collect()
 }
 
 fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Sender<Vec<String>>) {
-    let cards = node.with(|books, _| books.ledger().len());
+    let cards = node.with(|state, _| state.ledger().len());
     for card in 0..cards {
         let count = found.iter().filter(|d| d.card.position() == card).count();
         node.metrics.drift(&card.to_string(), i64::try_from(count).unwrap_or(i64::MAX));
@@ -385,7 +386,7 @@ fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Send
         if changed {
             for line in text.iter().filter(|line| !before.contains(line)) {
                 tracing::warn!(drift = %line, "sources disagree");
-                node.notice(Notice::warning("CardDrift", line.clone()));
+                node.record_event(NodeEvent::warning("CardDrift", line.clone()));
             }
             *before = text;
         }
@@ -398,7 +399,7 @@ fn pages(
     upstreams: &Arc<Upstreams>,
     fixed: Fixed,
     drift: watch::Receiver<Vec<String>>,
-    standings: Vec<watch::Receiver<Standing>>,
+    standings: Vec<watch::Receiver<RegistrationState>>,
 ) -> Pages {
     let (of_cards, upstreams) = (node.clone(), upstreams.clone());
     Pages {
@@ -436,7 +437,7 @@ impl Tasks {
         self.set.spawn_on(named(name, task), &self.others);
     }
 
-    async fn outlive(mut self) -> Result<(), AgentError> {
+    async fn run_until_lost(mut self) -> Result<(), AgentError> {
         let first = self.set.join_next().await;
         let asked = self.stop.is_cancelled();
         self.stop.cancel();

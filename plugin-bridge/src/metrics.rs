@@ -47,7 +47,7 @@ pub struct Metrics {
     substitutions: Counter,
     registrations: Counter,
     upstream_registrations: Counter,
-    books: Family<Kind, Counter>,
+    checkpoint_reads: Family<Kind, Counter>,
     cards: Family<State, Gauge>,
     drift: Family<CardLabel, Gauge>,
     cleaned: Counter,
@@ -63,7 +63,7 @@ impl Default for Metrics {
             substitutions: Counter::default(),
             registrations: Counter::default(),
             upstream_registrations: Counter::default(),
-            books: Family::default(),
+            checkpoint_reads: Family::default(),
             cards: Family::default(),
             drift: Family::default(),
             cleaned: Counter::default(),
@@ -93,7 +93,7 @@ impl Metrics {
         r.register(
             "checkpoint_reads",
             "Readings of the kubelet's checkpoint, by whether it was whole",
-            self.books.clone(),
+            self.checkpoint_reads.clone(),
         );
         r.register("cards", "Cards by state", self.cards.clone());
         r.register("drift", "Disagreements of sources about a card", self.drift.clone());
@@ -129,8 +129,8 @@ impl Metrics {
     }
 
     /// The kubelet's book was read, or refused.
-    pub fn book_read(&self, whole: bool) {
-        self.books.get_or_create(&Kind { kind: if whole { "whole" } else { "refused" } }).inc();
+    pub fn checkpoint_read(&self, whole: bool) {
+        self.checkpoint_reads.get_or_create(&Kind { kind: if whole { "whole" } else { "refused" } }).inc();
     }
 
     /// How many cards are in each state.

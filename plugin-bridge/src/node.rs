@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
 use crate::checkpoint::{self, Checkpoint, CheckpointError, DeviationFile};
-use crate::decide::{Books, Millis};
+use crate::decide::{Millis, NodeState};
 use crate::kubelet::directory::Stamp;
 use crate::kubelet::podresources;
 use crate::metrics::Metrics;
-use crate::outside::Outside;
+use crate::platform::Platform;
 
 /// Where the kubelet's and our own files and sockets are.
 #[derive(Clone, Debug)]
@@ -81,12 +81,12 @@ pub enum StateError {
 #[tonic::async_trait]
 pub trait PodLookup: Send + Sync + std::fmt::Debug {
     /// Takes what there is now into the books.
-    async fn look(&self, node: &Node);
+    async fn refresh(&self, node: &Node);
 }
 
 /// Something that an owner of the node may want to know: becomes an Event on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct NodeEvent {
     /// It calls for attention.
     pub warning: bool,
     /// One CamelCase word.
@@ -95,7 +95,7 @@ pub struct Notice {
     pub note: String,
 }
 
-impl Notice {
+impl NodeEvent {
     /// For the record.
     pub fn normal(reason: &'static str, note: impl Into<String>) -> Self {
         Self { warning: false, reason, note: note.into() }
@@ -125,14 +125,14 @@ pub struct Node {
     pub topology: Topology,
     /// What is counted.
     pub metrics: Metrics,
-    notices: broadcast::Sender<Notice>,
-    books: Mutex<Books>,
+    events: broadcast::Sender<NodeEvent>,
+    state: Mutex<NodeState>,
     version: watch::Sender<u64>,
     settled: watch::Sender<u64>,
     /// Serialises writers of the file of deviations; taken before `books`. What is on disk, where that is known.
     writer: Mutex<Option<DeviationFile>>,
     read: Mutex<Option<Read>>,
-    outside: Outside,
+    platform: Platform,
 }
 
 impl Node {
@@ -142,12 +142,12 @@ impl Node {
     /// [`StateError`] when our own file exists and cannot be used; nothing may be given out without it.
     pub fn start(
         paths: Paths,
-        books: Books,
+        state: NodeState,
         topology: Topology,
         metrics: Metrics,
     ) -> Result<Arc<Self>, StateError> {
-        let outside = Outside::real(paths.pod_resources());
-        Self::start_in(outside, paths, books, topology, metrics)
+        let platform = Platform::real(paths.pod_resources());
+        Self::start_in(platform, paths, state, topology, metrics)
     }
 
     /// The same, with this clock and these ways to disk and sockets.
@@ -155,51 +155,51 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_in(
-        outside: Outside,
+        platform: Platform,
         paths: Paths,
-        mut books: Books,
+        mut state: NodeState,
         topology: Topology,
         metrics: Metrics,
     ) -> Result<Arc<Self>, StateError> {
         let deviations = read_deviations(&paths)?;
-        books.remember(deviations.data.entries.clone());
+        state.restore_deviations(deviations.data.entries.clone());
         let node = Arc::new(Self {
             lookup: std::sync::OnceLock::new(),
             paths,
             topology,
             metrics,
-            notices: broadcast::Sender::new(64),
-            books: Mutex::new(books),
+            events: broadcast::Sender::new(64),
+            state: Mutex::new(state),
             version: watch::Sender::new(0),
             settled: watch::Sender::new(0),
             writer: Mutex::new(Some(deviations)),
             read: Mutex::new(None),
-            outside,
+            platform,
         });
-        node.read_book();
+        node.read_checkpoint();
         Ok(node)
     }
 
     /// Milliseconds since the start of this process, plus one: 0 is before everything.
     #[must_use]
     pub fn now(&self) -> Millis {
-        self.outside.clock.now()
+        self.platform.clock.now()
     }
 
     /// How others are reached.
     #[must_use]
-    pub const fn outside(&self) -> &Outside {
-        &self.outside
+    pub const fn platform(&self) -> &Platform {
+        &self.platform
     }
 
     /// Decides something: `decide` gets the books for as short a time as it takes.
-    pub fn with<R>(&self, decide: impl FnOnce(&mut Books, Millis) -> R) -> R {
+    pub fn with<R>(&self, decide: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
         let now = self.now();
-        let mut books = self.books.lock();
-        let before = books.version();
-        let outcome = decide(&mut books, now);
-        let after = books.version();
-        drop(books);
+        let mut state = self.state.lock();
+        let before = state.version();
+        let outcome = decide(&mut state, now);
+        let after = state.version();
+        drop(state);
         if before != after {
             self.version.send_replace(after);
         }
@@ -207,15 +207,15 @@ impl Node {
     }
 
     /// Tells whoever listens.
-    pub fn notice(&self, notice: Notice) {
+    pub fn record_event(&self, event: NodeEvent) {
         // Nobody listens where there is no API server; the log has it too.
-        let _ = self.notices.send(notice);
+        let _ = self.events.send(event);
     }
 
-    /// Listens to notices.
+    /// Listens to events.
     #[must_use]
-    pub fn notices(&self) -> broadcast::Receiver<Notice> {
-        self.notices.subscribe()
+    pub fn events(&self) -> broadcast::Receiver<NodeEvent> {
+        self.events.subscribe()
     }
 
     /// Says at once when the books have changed. For who answers the kubelet.
@@ -224,7 +224,7 @@ impl Node {
         self.version.subscribe()
     }
 
-    /// The same a moment later, for everyone else: see [`Node::spread_changes`].
+    /// The same a moment later, for everyone else: see [`Node::forward_changes`].
     #[must_use]
     pub fn settled(&self) -> watch::Receiver<u64> {
         self.settled.subscribe()
@@ -232,7 +232,7 @@ impl Node {
 
     /// Tells of changes once the answer that made them has gone. Otherwise lists, comparisons and reports would begin while the
     /// kubelet waits, and keep the books from whoever answers it.
-    pub async fn spread_changes(&self) {
+    pub async fn forward_changes(&self) {
         let mut changes = self.changes();
         while changes.changed().await.is_ok() {
             tokio::time::sleep(ANSWERED).await;
@@ -244,12 +244,12 @@ impl Node {
     ///
     /// The kubelet writes a container's devices down before it asks for the next container's, so that reading here before each
     /// decision leaves no gap, whenever this process was started.
-    pub fn read_book(&self) {
+    pub fn read_checkpoint(&self) {
         let path = self.paths.book();
         let mut read = self.read.lock();
         let stamp = Stamp::of(&path);
         let Some(stamp) = stamp else {
-            return self.with(|books, _| books.observe_no_book());
+            return self.with(|state, _| state.observe_missing_checkpoint());
         };
         if read.is_some_and(|read| read.stamp == stamp && !read.again) {
             return;
@@ -264,15 +264,15 @@ impl Node {
         match Checkpoint::parse(&text) {
             Ok(book) => {
                 let before = read.replace(Read { stamp, again: false });
-                self.metrics.book_read(true);
-                self.with(|books, now| match before {
-                    Some(before) if before.stamp == stamp => books.observe_same_book(&book, now),
-                    _ => books.observe_book(&book, now),
+                self.metrics.checkpoint_read(true);
+                self.with(|state, now| match before {
+                    Some(before) if before.stamp == stamp => state.ingest_unchanged_checkpoint(&book, now),
+                    _ => state.ingest_checkpoint(&book, now),
                 });
             }
             Err(error) => {
-                self.metrics.book_read(false);
-                self.with(Books::observe_refused_book);
+                self.metrics.checkpoint_read(false);
+                self.with(NodeState::observe_unreadable_checkpoint);
                 // Seen again and again until it is whole; said once per file.
                 if !matches!(error, CheckpointError::Empty) {
                     tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint is refused; nothing is freed");
@@ -289,28 +289,28 @@ impl Node {
         let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
         // It may have asked for something already before this is noticed; not before its socket was there.
         let socket = std::fs::metadata(self.paths.kubelet_socket()).and_then(|meta| meta.modified());
-        let age = socket.map_or(0, |made| self.outside.clock.age(made));
-        self.with(|books, now| books.observe_kubelet_start(whole, now.saturating_sub(age)));
-        self.read_book();
+        let age = socket.map_or(0, |made| self.platform.clock.age(made));
+        self.with(|state, now| state.observe_kubelet_start(whole, now.saturating_sub(age)));
+        self.read_checkpoint();
     }
 
     /// The kubelet asks for a container that may not have been seen yet: it hears of pods when we do, or a little before.
-    pub async fn look_for(&self, resource: SharedResource, size: usize) {
-        if self.with(|books, _| books.has_candidate(resource, size)) {
+    pub async fn wait_for_candidate(&self, resource: SharedResource, size: usize) {
+        if self.with(|state, _| state.has_candidate(resource, size)) {
             return;
         }
         let mut changes = self.changes();
         let heard = async {
             // The watch may bring it while the question is on its way.
             while changes.changed().await.is_ok() {
-                if self.with(|books, _| books.has_candidate(resource, size)) {
+                if self.with(|state, _| state.has_candidate(resource, size)) {
                     return;
                 }
             }
         };
         let look = async {
             match self.lookup.get() {
-                Some(lookup) => lookup.look(self).await,
+                Some(lookup) => lookup.refresh(self).await,
                 None => std::future::pending().await,
             }
         };
@@ -327,7 +327,7 @@ impl Node {
     /// [`StateError::Io`]; the file is as it was, or as it should be.
     pub fn write_deviations(&self) -> Result<(), StateError> {
         let mut written = self.writer.lock();
-        let wanted = self.with(|books, _| books.deviations());
+        let wanted = self.with(|state, _| state.deviations());
         if written.as_ref() == Some(&wanted) {
             return Ok(());
         }
@@ -335,7 +335,7 @@ impl Node {
         // Until this has succeeded it is not known which of the two is there.
         *written = None;
         let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from);
-        let outcome = text.and_then(|text| self.outside.disk.replace(&path, &text));
+        let outcome = text.and_then(|text| self.platform.disk.replace(&path, &text));
         outcome.map_err(|source| StateError::Io { path, source })?;
         *written = Some(wanted);
         Ok(())
@@ -345,12 +345,12 @@ impl Node {
     ///
     /// # Errors
     /// [`podresources::PodResourcesError`]; nothing may be concluded from it.
-    pub async fn ask_pod_resources(
+    pub async fn list_pod_resources(
         &self,
     ) -> Result<Vec<podresources::ContainerDevices>, podresources::PodResourcesError> {
         let asked = self.now();
-        let rows = self.outside.pod_resources.list().await?;
-        self.with(|books, now| books.observe_list(&rows, asked, now));
+        let rows = self.platform.pod_resources.list().await?;
+        self.with(|state, now| state.observe_pod_resources(&rows, asked, now));
         Ok(rows)
     }
 }

@@ -11,8 +11,8 @@ use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-use crate::decide::{Books, PodView};
-use crate::node::{Node, Notice};
+use crate::decide::{NodeState, PodView};
+use crate::node::{Node, NodeEvent};
 
 /// How long a failed pod stays to be looked at.
 const KEPT: Duration = Duration::from_secs(30);
@@ -21,8 +21,8 @@ const PACE: Duration = Duration::from_secs(1);
 
 /// The pods that may be deleted: failed at admission over our devices, and made by a controller.
 #[must_use]
-pub fn failed(books: &Books) -> Vec<PodView> {
-    books
+pub fn failed(state: &NodeState) -> Vec<PodView> {
+    state
         .pods()
         .filter(|pod| pod.controlled && !pod.deleting && pod.phase == crate::decide::PodPhase::Failed)
         .filter(|pod| pod.reason == "UnexpectedAdmissionError")
@@ -39,7 +39,7 @@ pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
             () = tokio::time::sleep(PACE) => {}
             () = stop.cancelled() => return,
         }
-        let found = node.with(|books, _| failed(books));
+        let found = node.with(|state, _| failed(state));
         since.retain(|uid, _| found.iter().any(|pod| pod.uid == *uid));
         for pod in &found {
             since.entry(pod.uid.clone()).or_insert_with(Instant::now);
@@ -57,7 +57,7 @@ async fn delete(client: &Client, node: &Node, pod: &PodView) {
     match api.delete(&pod.name, &DeleteParams::default().preconditions(same)).await {
         Ok(_) => {
             node.metrics.cleaned();
-            node.notice(Notice::normal(
+            node.record_event(NodeEvent::normal(
                 "FailedPodDeleted",
                 format!(
                     "{}/{} had failed with UnexpectedAdmissionError; its controller makes it anew",
@@ -97,14 +97,14 @@ mod tests {
             }],
             ..PodView::default()
         };
-        let mut books = Books::new(Settings::default(), Vec::new(), &Topology::default());
+        let mut state = NodeState::new(Settings::default(), Vec::new(), &Topology::default());
         let pods = vec![
             pod("yes", true, "UnexpectedAdmissionError", 1),
             pod("bare", false, "UnexpectedAdmissionError", 1),
             pod("evicted", true, "Evicted", 1),
             pod("no-card", true, "UnexpectedAdmissionError", 0),
         ];
-        books.observe_pods(pods, 1);
-        assert_eq!(failed(&books).iter().map(|p| p.uid.as_str()).collect::<Vec<_>>(), ["yes"]);
+        state.observe_pods(pods, 1);
+        assert_eq!(failed(&state).iter().map(|p| p.uid.as_str()).collect::<Vec<_>>(), ["yes"]);
     }
 }

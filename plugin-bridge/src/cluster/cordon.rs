@@ -52,8 +52,8 @@ pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: Ca
 }
 
 fn cordon(node: &Node, value: &str) {
-    node.with(|books, _| {
-        let (cards, unknown) = cordoned(value, books.ledger());
+    node.with(|state, _| {
+        let (cards, unknown) = cordoned(value, state.ledger());
         if !unknown.is_empty() {
             tracing::warn!(
                 annotation = CORDONED_CARDS,
@@ -61,7 +61,7 @@ fn cordon(node: &Node, value: &str) {
                 "expected card indexes or UUIDs of this node"
             );
         }
-        books.set_cordoned(&cards);
+        state.set_cordoned(&cards);
     });
 }
 

@@ -7,14 +7,14 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::publish::MANAGER;
-use crate::node::Notice;
+use crate::node::NodeEvent;
 
-/// Publishes notices until `stop`. Each is told once, by a recorder of its own: one recorder would fold what has the same reason
+/// Publishes events until `stop`. Each is told once, by a recorder of its own: one recorder would fold what has the same reason
 /// into a series with the words of the first, and a second card would not be named.
 pub async fn run(
     client: Client,
     node_name: String,
-    mut notices: broadcast::Receiver<Notice>,
+    mut events: broadcast::Receiver<NodeEvent>,
     stop: CancellationToken,
 ) {
     let reporter = Reporter { controller: MANAGER.into(), instance: Some(node_name.clone()) };
@@ -28,10 +28,10 @@ pub async fn run(
     };
     loop {
         let notice = tokio::select! {
-            notice = notices.recv() => match notice {
+            notice = events.recv() => match notice {
                 Ok(notice) => notice,
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    tracing::warn!(missed, "too many notices for the API server");
+                    tracing::warn!(missed, "too many events for the API server");
                     continue;
                 }
                 Err(broadcast::error::RecvError::Closed) => return,

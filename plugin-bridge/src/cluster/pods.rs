@@ -83,7 +83,7 @@ impl ApiLookup {
 
 #[tonic::async_trait]
 impl PodLookup for ApiLookup {
-    async fn look(&self, node: &Node) {
+    async fn refresh(&self, node: &Node) {
         let pending = ListParams::default().fields(&format!("{},status.phase=Pending", self.selector));
         match self.api.list(&pending).await {
             Ok(list) => {
@@ -97,10 +97,10 @@ impl PodLookup for ApiLookup {
 
 /// Takes pods of a list out of turn: only those not known yet, since the watch may be ahead of it.
 pub(crate) fn take_pending(node: &Node, pods: impl IntoIterator<Item = PodView>) {
-    node.with(|books, now| {
+    node.with(|state, now| {
         for pod in pods {
-            if books.pod(&pod.uid).is_none() {
-                books.observe_pod(pod, now);
+            if state.pod(&pod.uid).is_none() {
+                state.observe_pod(pod, now);
             }
         }
     });
@@ -112,17 +112,17 @@ pub struct FileLookup(pub std::path::PathBuf);
 
 #[tonic::async_trait]
 impl PodLookup for FileLookup {
-    async fn look(&self, node: &Node) {
-        let dialect = node.with(|books, _| books.settings().dialect.clone());
+    async fn refresh(&self, node: &Node) {
+        let dialect = node.with(|state, _| state.settings().dialect.clone());
         if let Ok(pods) = read_file(&self.0, &dialect) {
-            node.with(|books, now| books.observe_pods(pods, now));
+            node.with(|state, now| state.observe_pods(pods, now));
         }
     }
 }
 
 /// Follows the API server's pods of this node, for ever.
 pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
-    let dialect = node.with(|books, _| books.settings().dialect.clone());
+    let dialect = node.with(|state, _| state.settings().dialect.clone());
     let api: Api<DeserializeGuard<Pod>> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
     let mut first: Vec<PodView> = Vec::new();
@@ -151,20 +151,20 @@ fn take(event: Event<DeserializeGuard<Pod>>, first: &mut Vec<PodView>, dialect: 
         Event::InitDone => {
             let pods = std::mem::take(first);
             tracing::info!(pods = pods.len(), "pods of this node are known");
-            node.with(|books, now| books.observe_pods(pods, now));
+            node.with(|state, now| state.observe_pods(pods, now));
         }
         Event::Apply(pod) => {
             if let Some(pod) = seen(pod) {
-                node.with(|books, now| books.observe_pod(pod, now));
+                node.with(|state, now| state.observe_pod(pod, now));
             }
         }
         Event::Delete(pod) => {
             if let Some(pod) = seen(pod) {
                 let uid = pod.uid.clone();
-                node.with(|books, now| {
+                node.with(|state, now| {
                     // The last state comes with the deletion: it says whether the containers had ended.
-                    books.observe_pod(pod, now);
-                    books.observe_pod_gone(&uid, now);
+                    state.observe_pod(pod, now);
+                    state.observe_pod_gone(&uid, now);
                 });
             }
         }
@@ -173,7 +173,7 @@ fn take(event: Event<DeserializeGuard<Pod>>, first: &mut Vec<PodView>, dialect: 
 
 /// Reads pods from a file whenever it changes: a Kubernetes `List` of Pods, YAML or JSON. A file that cannot be read changes nothing.
 pub async fn follow_file(path: std::path::PathBuf, node: Arc<Node>, stop: CancellationToken) {
-    let dialect = node.with(|books, _| books.settings().dialect.clone());
+    let dialect = node.with(|state, _| state.settings().dialect.clone());
     let mut last = None;
     loop {
         let stamp = Stamp::of(&path);
@@ -181,7 +181,7 @@ pub async fn follow_file(path: std::path::PathBuf, node: Arc<Node>, stop: Cancel
             match read_file(&path, &dialect) {
                 Ok(pods) => {
                     last = stamp;
-                    node.with(|books, now| books.observe_pods(pods, now));
+                    node.with(|state, now| state.observe_pods(pods, now));
                 }
                 Err(error) => {
                     tracing::warn!(path = %path.display(), error, "pods file is not used; what was known stays");

@@ -15,7 +15,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::decide::PodNote;
+use crate::decide::PodAnnotations;
 use crate::node::Node;
 use crate::nvidia::Upstreams;
 
@@ -42,9 +42,9 @@ pub struct Fixed {
 /// The status as it is now; condition times are the caller's to settle.
 #[must_use]
 pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String]) -> GPUShadowStatus {
-    let (mut status, deviations) = node.with(|books, _| {
-        let status = GPUShadowStatus::of(books.ledger(), &node.topology, |uid| books.pod_name(uid));
-        (status, books.legacy_deviations())
+    let (mut status, deviations) = node.with(|state, _| {
+        let status = GPUShadowStatus::of(state.ledger(), &node.topology, |uid| state.pod_name(uid));
+        (status, state.legacy_deviations())
     });
     for holder in status.cards.iter_mut().flat_map(|card| &mut card.holders) {
         let id = HolderId::new(&holder.uid, &holder.container);
@@ -53,11 +53,11 @@ pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String
     status.isolation.clone_from(&fixed.isolation);
     status.driver_version.clone_from(&fixed.driver_version);
     status.cuda_version.clone_from(&fixed.cuda_version);
-    let standing = upstreams.standing();
+    let standing = upstreams.registered_resources();
     let bridged: Vec<&str> =
         standing.iter().filter(|(_, alive)| **alive).map(|(name, _)| name.as_str()).collect();
     status.conditions = vec![
-        condition("Ready", true, "Serving", "the node agent keeps the books of this node"),
+        condition("Ready", true, "Serving", "the node agent keeps the state of this node"),
         condition(
             "LegacyBridged",
             !bridged.is_empty(),
@@ -139,14 +139,14 @@ struct Publisher {
 
 impl Publisher {
     async fn publish(&mut self) -> kube::Result<()> {
-        let freed = self.node.with(|books, _| books.freed());
+        let freed = self.node.with(|state, _| state.freed());
         self.publish_shadow().await?;
         // After the shadow: a pod that wakes finds the card free in it.
         if freed != self.freed {
             self.touch_node(freed).await?;
             self.freed = freed;
         }
-        for note in self.node.with(|books, _| books.notes()) {
+        for note in self.node.with(|state, _| state.notes()) {
             if let Err(error) = self.annotate(&note).await {
                 tracing::warn!(pod = %format!("{}/{}", note.namespace, note.name), %error, "pod was not annotated");
             }
@@ -208,7 +208,7 @@ impl Publisher {
             .map(drop)
     }
 
-    async fn annotate(&self, note: &PodNote) -> kube::Result<()> {
+    async fn annotate(&self, note: &PodAnnotations) -> kube::Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &note.namespace);
         let patch = json!({"metadata": {"uid": note.uid, "annotations": note.annotations}});
         match pods.patch_metadata(&note.name, &PatchParams::default(), &Patch::Merge(&patch)).await {

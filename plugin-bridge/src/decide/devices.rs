@@ -9,7 +9,7 @@ use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::device_id::SharedResource;
 
 use super::grants::{DeviceKey, Grant, Resource};
-use super::{Books, Millis};
+use super::{Millis, NodeState};
 
 /// One line of a ListAndWatch answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Listing {
     Legacy(Vec<ListedDevice>),
 }
 
-impl Books {
+impl NodeState {
     /// What the list of one resource says now.
     #[must_use]
     pub fn listing(&self, resource: &Resource, now: Millis) -> Listing {
@@ -45,7 +45,7 @@ impl Books {
     }
 
     /// The same device by device, in a fixed order.
-    pub fn spell_out(&self, listing: &Listing, mut say: impl FnMut(&ListedDevice)) {
+    pub fn for_each_device(&self, listing: &Listing, mut say: impl FnMut(&ListedDevice)) {
         let (shared, healths) = match listing {
             Listing::Shared(shared, healths) => (*shared, healths),
             Listing::Legacy(list) => return list.iter().for_each(say),
@@ -65,7 +65,7 @@ impl Books {
 
     /// When a withdrawal ends next, after `now`.
     #[must_use]
-    pub fn next_return(&self, now: Millis) -> Option<Millis> {
+    pub fn next_withdrawal_end(&self, now: Millis) -> Option<Millis> {
         self.withdrawn.values().copied().filter(|until| *until > now).min()
     }
 
@@ -85,7 +85,7 @@ impl Books {
         };
         self.owner.keys().for_each(|key| mark(key, Of::Somebody));
         let booked = self.grants.values().filter(|g| g.resource == Resource::Shared(shared));
-        booked.flat_map(|g| &g.kubelet).for_each(|key| mark(key, Of::Kubelet));
+        booked.flat_map(|g| &g.requested).for_each(|key| mark(key, Of::Kubelet));
         let mut healths = vec![false; all.len()];
         for card in self.ledger.indexes() {
             let state = self.ledger.state(card);
@@ -105,7 +105,7 @@ impl Books {
     fn list_legacy(&self, name: &str, withdrawn: bool) -> Vec<ListedDevice> {
         let of_resource = |g: &&Grant| matches!(&g.resource, Resource::Legacy(of) if **of == *name);
         let booked: BTreeSet<&DeviceKey> =
-            self.grants.values().filter(of_resource).flat_map(|g| &g.kubelet).collect();
+            self.grants.values().filter(of_resource).flat_map(|g| &g.requested).collect();
         let devices = self.upstream.get(name).map(Vec::as_slice).unwrap_or_default();
         let listed = devices.iter().map(|device| {
             let key = DeviceKey::Legacy(device.id.clone());

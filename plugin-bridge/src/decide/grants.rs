@@ -60,7 +60,7 @@ pub struct Grant {
     /// Of which resource.
     pub resource: Resource,
     /// What the kubelet asked for and has in its book.
-    pub kubelet: BTreeSet<DeviceKey>,
+    pub requested: BTreeSet<DeviceKey>,
     /// What the container really got. The same, but for deviations.
     pub actual: BTreeSet<DeviceKey>,
     /// Who has it in the ledger: the container, or a stand-in until the kubelet's book says who it is.
@@ -92,7 +92,7 @@ impl Grant {
     ) -> Self {
         Self {
             resource,
-            kubelet,
+            requested: kubelet,
             actual,
             holder: HolderId::new("?", "?"),
             confirmed: false,
@@ -119,19 +119,19 @@ impl Grant {
 
     /// It is known, if only by an earlier life, to be another's than `holder`'s.
     #[must_use]
-    pub fn is_of_another(&self, holder: &HolderId) -> bool {
-        self.is_known() && self.whose() != Some(holder)
+    pub fn belongs_to_another(&self, holder: &HolderId) -> bool {
+        self.is_known() && self.holder_or_candidate() != Some(holder)
     }
 
     /// The answer differed from the question.
     #[must_use]
     pub fn deviates(&self) -> bool {
-        self.kubelet != self.actual
+        self.requested != self.actual
     }
 
     /// The container that it is for, as far as known.
     #[must_use]
-    pub fn whose(&self) -> Option<&HolderId> {
+    pub fn holder_or_candidate(&self) -> Option<&HolderId> {
         if self.confirmed { Some(&self.holder) } else { self.candidate.as_ref() }
     }
 }

@@ -10,8 +10,8 @@ use gpu_migrate_model::ledger::{Hold, HolderId};
 use gpu_migrate_model::units::CardIndex;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
-use super::shared::Refusal;
-use super::{Books, Millis, UpstreamDevice};
+use super::shared::AllocateError;
+use super::{Millis, NodeState, UpstreamDevice};
 
 /// What the kubelet was promised of one of NVIDIA's resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +23,10 @@ pub struct LegacyGrant {
     /// They are not those that the kubelet asked for; this must be on disk before the answer.
     pub deviates: bool,
     /// This answer was given before: nothing changed.
-    pub again: bool,
+    pub repeated: bool,
 }
 
-impl Books {
+impl NodeState {
     /// Takes what NVIDIA's plugin lists for a resource now; `None` when the plugin is gone.
     pub fn observe_upstream(&mut self, resource: &str, devices: Option<Vec<UpstreamDevice>>) {
         match devices {
@@ -40,7 +40,7 @@ impl Books {
     ///
     /// Cards that the extender has reserved for shared pods on their way are kept back as long as enough others are left.
     #[must_use]
-    pub fn offer_legacy(&self, offered: &[String], must: &[String], size: usize) -> Vec<String> {
+    pub fn available_legacy(&self, offered: &[String], must: &[String], size: usize) -> Vec<String> {
         let nobody = HolderId::new("?", "?");
         let open = |id: &&String| must.contains(id) || self.may_take(&nobody, id, None);
         let open: Vec<&String> = offered.iter().filter(open).collect();
@@ -56,38 +56,38 @@ impl Books {
     /// Answers an Allocate of one of NVIDIA's resources: which devices to ask its plugin for.
     ///
     /// # Errors
-    /// [`Refusal`]; the books are as they were, but the resource is withdrawn for a moment.
+    /// [`AllocateError`]; the books are as they were, but the resource is withdrawn for a moment.
     pub fn allocate_legacy(
         &mut self,
         resource: &str,
         ids: &[String],
         now: Millis,
-    ) -> Result<LegacyGrant, Refusal> {
+    ) -> Result<LegacyGrant, AllocateError> {
         if !self.opened {
-            return Err(Refusal::NotOpen { resource: resource.to_owned() });
+            return Err(AllocateError::NotReady { resource: resource.to_owned() });
         }
         let kind = Resource::Legacy(resource.into());
         let keys: BTreeSet<DeviceKey> = ids.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
-        if let Some((id, grant)) = self.same_question(&kind, &keys) {
+        if let Some((id, grant)) = self.repeated_request(&kind, &keys) {
             let deviates = grant.deviates();
             let devices = if deviates { self.ids_of(&grant.actual) } else { ids.to_vec() };
-            return Ok(LegacyGrant { grant: id, devices, deviates, again: true });
+            return Ok(LegacyGrant { grant: id, devices, deviates, repeated: true });
         }
         let as_asked = Grant::new(kind.clone(), keys.clone(), keys.clone(), now);
-        let why = match self.promise(as_asked.clone()) {
+        let why = match self.allocate(as_asked.clone()) {
             Ok(grant) => {
-                return Ok(LegacyGrant { grant, devices: ids.to_vec(), deviates: false, again: false });
+                return Ok(LegacyGrant { grant, devices: ids.to_vec(), deviates: false, repeated: false });
             }
             Err(why) => why,
         };
         if let Some(devices) = self.substitutes(resource, ids, &as_asked) {
             let actual = devices.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
-            if let Ok(grant) = self.promise(Grant::new(kind, keys, actual, now)) {
-                return Ok(LegacyGrant { grant, devices, deviates: true, again: false });
+            if let Ok(grant) = self.allocate(Grant::new(kind, keys, actual, now)) {
+                return Ok(LegacyGrant { grant, devices, deviates: true, repeated: false });
             }
         }
         self.withdraw(resource, now);
-        Err(Refusal::NoRoom {
+        Err(AllocateError::NoFreeCapacity {
             resource: resource.to_owned(),
             asked: ids.len().to_string(),
             why: why.to_string(),
@@ -109,10 +109,10 @@ impl Books {
 
     /// The devices that were really given where the kubelet has these in its book.
     #[must_use]
-    pub fn given_for(&self, resource: &str, ids: &[String]) -> Vec<String> {
+    pub fn actual_devices(&self, resource: &str, ids: &[String]) -> Vec<String> {
         let kind = Resource::Legacy(resource.into());
         let keys: BTreeSet<DeviceKey> = ids.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
-        let grant = self.grants.values().rfind(|g| g.resource == kind && g.kubelet == keys);
+        let grant = self.grants.values().rfind(|g| g.resource == kind && g.requested == keys);
         grant.filter(|g| g.deviates()).map_or_else(|| ids.to_vec(), |g| self.ids_of(&g.actual))
     }
 
@@ -123,7 +123,7 @@ impl Books {
     }
 
     /// Takes a promise back whose answer was never given.
-    pub fn take_back(&mut self, grant: GrantId) {
+    pub fn roll_back(&mut self, grant: GrantId) {
         self.release(grant);
     }
 
@@ -131,7 +131,8 @@ impl Books {
     fn substitutes(&self, resource: &str, ids: &[String], asked: &Grant) -> Option<Vec<String>> {
         let nobody = HolderId::new("?", "?");
         let reserved = self.reserved_cards();
-        let in_kubelets_book: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.kubelet).collect();
+        let in_kubelets_book: BTreeSet<&DeviceKey> =
+            self.grants.values().flat_map(|g| &g.requested).collect();
         let mut spare: Vec<(bool, bool, CardIndex, &UpstreamDevice)> = self
             .upstream
             .get(resource)?
@@ -157,7 +158,9 @@ impl Books {
         let key = DeviceKey::Legacy(id.into());
         let owner = self.owner.get(&key);
         match (owner, asked) {
-            (Some(owner), Some(asked)) if !self.hands_on(*owner, asked, asked.since) => return false,
+            (Some(owner), Some(asked)) if !self.may_transfer_devices(*owner, asked, asked.since) => {
+                return false;
+            }
             // Somebody has it who will hand it on: the ledger cannot be asked before he has.
             (Some(_), Some(_)) => return true,
             (Some(_), None) => return false,

@@ -1,13 +1,14 @@
 //! What the node agent decides, without any I/O: calls and observations go in, answers and changes come out.
 //!
-//! The state is [`Books`]: grants (which devices the kubelet was promised, and which were really given), the model's
+//! The state is [`NodeState`]: grants (which devices the kubelet was promised, and which were really given), the model's
 //! [`Ledger`](gpu_migrate_model::ledger::Ledger) over them, and what is known of pods, cards and NVIDIA's plugin. The
 //! services around it take one short lock, call one method, and do what it says.
 //!
 //! Accounting is **by device ID**: every ID has at most one owner, so a card's shares cannot add up to more than the
 //! card. Whose ID it is may be learnt late and corrected without moving anything.
 
-mod books;
+mod capacity;
+mod colocation;
 mod devices;
 mod grants;
 mod legacy;
@@ -15,20 +16,19 @@ mod observe;
 mod plan;
 mod pods;
 mod report;
-mod room;
 mod shared;
+mod state;
 #[cfg(test)]
 mod tests;
-mod together;
 
-pub use books::{Books, Settings, UpstreamDevice};
+pub use colocation::StartRefusal;
 pub use devices::{ListedDevice, Listing};
 pub use grants::{DeviceKey, Grant, GrantId, Resource};
 pub use legacy::LegacyGrant;
 pub use pods::{ContainerView, PodPhase, PodView};
-pub use report::{Drift, PodNote};
-pub use shared::{Refusal, SharedGrant};
-pub use together::NotYet;
+pub use report::{Drift, PodAnnotations};
+pub use shared::{AllocateError, SharedGrant};
+pub use state::{NodeState, Settings, UpstreamDevice};
 
 /// Milliseconds on a clock that only goes forward; the caller's.
 pub type Millis = u64;

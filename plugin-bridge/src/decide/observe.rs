@@ -7,11 +7,11 @@ use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
-use super::{Books, Millis, PodView};
+use super::{Millis, NodeState, PodView};
 use crate::checkpoint::{Checkpoint, Deviation, Entry};
 use crate::kubelet::podresources::ContainerDevices;
 
-impl Books {
+impl NodeState {
     /// The complete set of the node's pods, as the API has them.
     pub fn observe_pods(&mut self, pods: Vec<PodView>, now: Millis) {
         self.pods.replace(pods, now);
@@ -34,27 +34,27 @@ impl Books {
     }
 
     /// The kubelet started anew. What it never wrote down, it does not know any more; without a whole book it knows nothing.
-    pub fn observe_kubelet_start(&mut self, book_is_whole: bool, now: Millis) {
-        if book_is_whole {
+    pub fn observe_kubelet_start(&mut self, checkpoint_readable: bool, now: Millis) {
+        if checkpoint_readable {
             self.restarted = Some(now);
         } else {
-            self.amnesia = Some(now);
+            self.checkpoint_lost_at = Some(now);
         }
     }
 
     /// The kubelet's book, read whole at `now`, as it was not read before.
-    pub fn observe_book(&mut self, book: &Checkpoint<'_>, now: Millis) {
-        self.book_mark = self.latest();
+    pub fn ingest_checkpoint(&mut self, book: &Checkpoint<'_>, now: Millis) {
+        self.checkpoint_mark = self.latest();
         self.take_book(book, true, now);
     }
 
     /// The same file once more. It says nothing about promises that were made since it was first read.
-    pub fn observe_same_book(&mut self, book: &Checkpoint<'_>, now: Millis) {
+    pub fn ingest_unchanged_checkpoint(&mut self, book: &Checkpoint<'_>, now: Millis) {
         self.take_book(book, false, now);
     }
 
     fn take_book(&mut self, book: &Checkpoint<'_>, first_time: bool, now: Millis) {
-        let mark = GrantId(self.book_mark);
+        let mark = GrantId(self.checkpoint_mark);
         let mut seen = BTreeSet::new();
         let mut named = BTreeSet::new();
         for (resource, keys, holder) in self.rows_of_interest(book) {
@@ -72,7 +72,7 @@ impl Books {
                 let given = self.remembered(&resource, &keys, Some(&holder));
                 let actual = given.unwrap_or_else(|| keys.clone());
                 named.insert(holder.clone());
-                seen.insert(self.found(Grant::new(resource, keys, actual, now).of(holder)));
+                seen.insert(self.record_observed(Grant::new(resource, keys, actual, now).of(holder)));
             }
         }
         for (id, grant) in &mut self.grants {
@@ -86,30 +86,30 @@ impl Books {
                 grant.absent_since = None;
             }
         }
-        self.keep_unclaimed_deviations(now);
-        self.bring_all_together(&named);
-        self.book_read = Some(now);
-        self.book_refused = false;
-        if !self.started_blind || self.everything_older_has_ended(now) {
+        self.hold_unclaimed_deviations(now);
+        self.colocate_memory(&named);
+        self.checkpoint_read_at = Some(now);
+        self.checkpoint_unreadable = false;
+        if !self.started_without_checkpoint || self.startup_grace_elapsed(now) {
             self.open();
         }
         if let Some(restarted) = self.restarted.take() {
-            self.forget_unwritten(restarted);
+            self.release_unrecorded(restarted);
         }
         self.reconcile(now);
     }
 
     /// The book on disk is cut short or otherwise not whole. It frees nothing.
-    pub fn observe_refused_book(&mut self, now: Millis) {
-        self.book_refused = true;
-        self.started_blind |= !self.opened;
+    pub fn observe_unreadable_checkpoint(&mut self, now: Millis) {
+        self.checkpoint_unreadable = true;
+        self.started_without_checkpoint |= !self.opened;
         // What it said about promises up to now may never be learnt.
-        self.amnesia = Some(now);
+        self.checkpoint_lost_at = Some(now);
     }
 
     /// There is no book: a new node, or one whose book was lost.
-    pub fn observe_no_book(&mut self) {
-        self.no_book = true;
+    pub fn observe_missing_checkpoint(&mut self) {
+        self.checkpoint_missing = true;
     }
 
     fn open(&mut self) {
@@ -120,7 +120,7 @@ impl Books {
     }
 
     /// What pod-resources lists; it was asked at `asked`.
-    pub fn observe_list(&mut self, rows: &[ContainerDevices], asked: Millis, now: Millis) {
+    pub fn observe_pod_resources(&mut self, rows: &[ContainerDevices], asked: Millis, now: Millis) {
         self.pods.listed(rows, asked);
         let mut named = BTreeSet::new();
         for row in rows {
@@ -131,8 +131,8 @@ impl Books {
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
                 let about_it = |(_, g): &(&GrantId, &Grant)| {
                     let named = g.confirmed && g.holder == holder;
-                    let nameless = !g.confirmed && g.since <= asked && !g.is_of_another(&holder);
-                    g.resource == resource && g.kubelet == keys && (named || nameless)
+                    let nameless = !g.confirmed && g.since <= asked && !g.belongs_to_another(&holder);
+                    g.resource == resource && g.requested == keys && (named || nameless)
                 };
                 // Of several the latest; if that one is named already, those before it are about somebody else.
                 let latest = self.grants.iter().rfind(about_it);
@@ -142,11 +142,11 @@ impl Books {
                 }
             }
         }
-        self.bring_all_together(&named);
+        self.colocate_memory(&named);
         if !self.opened {
             self.hold_listed(rows, now);
-            if self.everything_older_has_ended(asked) {
-                self.keep_unclaimed_deviations(now);
+            if self.startup_grace_elapsed(asked) {
+                self.hold_unclaimed_deviations(now);
                 self.open();
             }
         }
@@ -155,8 +155,8 @@ impl Books {
 
     /// Whether what this life could not learn of is over. A pod that was deleted with force is neither listed nor in the book,
     /// and its containers may still run: those of before the first look end in time, and what was there then is held.
-    fn everything_older_has_ended(&mut self, at: Millis) -> bool {
-        let first = *self.first_look.get_or_insert(at);
+    fn startup_grace_elapsed(&mut self, at: Millis) -> bool {
+        let first = *self.first_observation.get_or_insert(at);
         at.saturating_sub(first) >= self.settings.force_grace
     }
 
@@ -166,21 +166,21 @@ impl Books {
             for (name, ids) in &row.devices {
                 let resource = self.resource(name);
                 let Some(keys) = self.keys(&resource, ids.iter().map(String::as_str)) else { continue };
-                if self.grants.values().any(|g| g.resource == resource && g.kubelet == keys) {
+                if self.grants.values().any(|g| g.resource == resource && g.requested == keys) {
                     continue;
                 }
                 let actual = self.remembered(&resource, &keys, None).unwrap_or_else(|| keys.clone());
                 let mut grant = Grant::new(resource, keys, actual, now);
                 grant.holder =
                     HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
-                self.found(grant);
+                self.record_observed(grant);
             }
         }
     }
 
     /// Whether asking pod-resources now could free something.
     #[must_use]
-    pub fn wants_list(&self) -> bool {
+    pub fn needs_pod_resources(&self) -> bool {
         // Somebody has taken it up, and the book could not say who.
         let nameless = |g: &Grant| {
             let age = self.clock.saturating_sub(g.since);
@@ -204,22 +204,22 @@ impl Books {
             let gone = if grant.confirmed {
                 self.holder_is_gone(id, now)
             } else {
-                self.was_never_taken_up(grant, now)
+                self.was_never_claimed(grant, now)
             };
             if gone {
-                self.pods.note_gone(&uid, now);
+                self.pods.record_gone(&uid, now);
                 self.release(id);
             }
         }
         if !self.opened
-            && self.started_blind
-            && self.book_read.is_some()
-            && self.everything_older_has_ended(now)
+            && self.started_without_checkpoint
+            && self.checkpoint_read_at.is_some()
+            && self.startup_grace_elapsed(now)
         {
             self.open();
         }
-        if !self.opened && self.no_book && now >= self.settings.grace {
-            self.keep_unclaimed_deviations(now);
+        if !self.opened && self.checkpoint_missing && now >= self.settings.grace {
+            self.hold_unclaimed_deviations(now);
             // Neither a book nor anyone to ask: a kubelet that never gave anything out.
             self.open();
         }
@@ -245,11 +245,11 @@ impl Books {
         let seen_to_go = self.pods.has_departed(uid);
         // Of a pod that was never seen, it is not known whether it ended or was deleted with force.
         let in_time = if seen_to_go {
-            self.pods.had_time_to_end(uid, now, force_grace)
+            self.pods.force_delete_grace_elapsed(uid, now, force_grace)
         } else {
             now.saturating_sub(gone_since) >= force_grace
         };
-        let ids = self.ids_of(&grant.kubelet);
+        let ids = self.ids_of(&grant.requested);
         let listed = self.pods.listed_by_kubelet(uid, ids.iter().map(String::as_str), gone_since);
         let absent = grant.absent_since.is_some();
         if let Some(grant) = self.grants.get_mut(&id) {
@@ -265,25 +265,25 @@ impl Books {
     }
 
     /// A promise that neither the kubelet's book nor its API has ever shown, and that no living pod can have taken up.
-    fn was_never_taken_up(&self, grant: &Grant, now: Millis) -> bool {
+    fn was_never_claimed(&self, grant: &Grant, now: Millis) -> bool {
         let Some(absent) = grant.absent_since else { return false };
         let listed = self.pods.listed_by_kubelet(
             "",
-            self.ids_of(&grant.kubelet).iter().map(String::as_str),
+            self.ids_of(&grant.requested).iter().map(String::as_str),
             grant.since,
         );
-        let lost = self.amnesia.filter(|_| self.predates_amnesia(grant));
+        let lost = self.checkpoint_lost_at.filter(|_| self.predates_checkpoint_loss(grant));
         let known = lost.is_none_or(|at| {
-            self.pods.all_seen_since(at) || now.saturating_sub(at) >= 10 * self.settings.grace
+            self.pods.relisted_since(at) || now.saturating_sub(at) >= 10 * self.settings.grace
         });
         known
             && now.saturating_sub(absent) >= self.settings.unclaimed
             && listed != Some(true)
-            && !self.could_be_held(grant)
+            && !self.may_be_claimed(grant)
     }
 
     /// Whether a living pod asks for just this and is not known to have it.
-    fn could_be_held(&self, grant: &Grant) -> bool {
+    fn may_be_claimed(&self, grant: &Grant) -> bool {
         let living = self.pods.pods.values().filter(|pod| !pod.phase.terminal());
         let mut containers = living.flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
         containers.any(|(pod, container)| {
@@ -299,7 +299,7 @@ impl Books {
                     && g.holder.pod_uid == pod.uid
                     && g.holder.container == container.ask.name
             };
-            asked as usize == grant.kubelet.len() && !self.grants.values().any(has)
+            asked as usize == grant.requested.len() && !self.grants.values().any(has)
         })
     }
 
@@ -307,7 +307,7 @@ impl Books {
     fn is_gone(&self, holder: &HolderId, keys: &BTreeSet<DeviceKey>, now: Millis) -> bool {
         let ids = self.ids_of(keys);
         self.pods.has_departed(&holder.pod_uid)
-            && self.pods.had_time_to_end(&holder.pod_uid, now, self.settings.force_grace)
+            && self.pods.force_delete_grace_elapsed(&holder.pod_uid, now, self.settings.force_grace)
             && self.pods.listed_by_kubelet(&holder.pod_uid, ids.iter().map(String::as_str), 0) == Some(false)
     }
 
@@ -356,10 +356,11 @@ impl Books {
         let same = || {
             self.grants
                 .iter()
-                .filter(|(id, g)| g.resource == *resource && g.kubelet == *keys && !seen.contains(id))
+                .filter(|(id, g)| g.resource == *resource && g.requested == *keys && !seen.contains(id))
         };
         let confirmed = same().find(|(_, g)| g.confirmed && g.holder == *holder);
-        let nameless = || same().filter(|(id, g)| !g.confirmed && **id <= mark && !g.is_of_another(holder));
+        let nameless =
+            || same().filter(|(id, g)| !g.confirmed && **id <= mark && !g.belongs_to_another(holder));
         // Of several the latest: the kubelet gives the same devices out again when it does not know of those before.
         confirmed.or_else(|| nameless().next_back()).map(|(id, _)| *id)
     }
@@ -370,7 +371,7 @@ impl Books {
             Some(pod) => !pod.phase.terminal(),
             // It may still be ending, if it was deleted with force; else the row is a leftover.
             None if self.pods.has_departed(&holder.pod_uid) => {
-                !self.pods.had_time_to_end(&holder.pod_uid, now, self.settings.force_grace)
+                !self.pods.force_delete_grace_elapsed(&holder.pod_uid, now, self.settings.force_grace)
             }
             // Never seen: the watch lags, or it left before this life began.
             None => !grant.answered || grant.candidate.is_none(),
@@ -400,7 +401,7 @@ impl Books {
     }
 
     /// Deviations of an earlier life that the book does not show (yet): held like any other promise not yet taken up.
-    fn keep_unclaimed_deviations(&mut self, now: Millis) {
+    fn hold_unclaimed_deviations(&mut self, now: Millis) {
         for deviation in std::mem::take(&mut self.journal) {
             let resource = self.resource(&deviation.resource);
             let kubelet = self.keys(&resource, deviation.kubelet.iter().map(String::as_str));
@@ -414,18 +415,18 @@ impl Books {
                 }
                 // Two stand-ins must not be taken for the same pod's.
                 grant.holder = HolderId::new(format!("?journal-{}", self.grants.len()), "?");
-                self.found(grant);
+                self.record_observed(grant);
             }
         }
     }
 
     /// The kubelet that was promised these is gone, its successor read a book without them: no container ever had them.
-    fn forget_unwritten(&mut self, restarted: Millis) {
+    fn release_unrecorded(&mut self, restarted: Millis) {
         let unwritten: Vec<GrantId> = self
             .grants
             .iter()
             .filter(|(_, g)| !g.confirmed && g.since < restarted && g.absent_since.is_some())
-            .filter(|(_, g)| !self.predates_amnesia(g))
+            .filter(|(_, g)| !self.predates_checkpoint_loss(g))
             .map(|(id, _)| *id)
             .collect();
         for id in unwritten {

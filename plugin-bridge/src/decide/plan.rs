@@ -8,10 +8,10 @@ use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 
 use super::grants::{DeviceKey, GrantId, Resource};
-use super::{Books, ContainerView, Millis, PodPhase, PodView};
+use super::{ContainerView, Millis, NodeState, PodPhase, PodView};
 
 /// The kubelet asks for a container's second resource milliseconds after the first; we may wait in between.
-const HALF_OPEN: Millis = 3_000;
+const PAIR_WINDOW: Millis = 3_000;
 
 /// For whom an allocation probably is, and where it should go.
 pub(super) struct Plan {
@@ -29,7 +29,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// A partner that only seems to be one: nobody is known who wants both.
-    pub(super) fn is_loose(&self) -> bool {
+    pub(super) fn is_partner_guessed(&self) -> bool {
         self.partner.is_some() && self.candidate.is_none()
     }
 
@@ -40,9 +40,9 @@ impl Plan {
 }
 
 /// What each container was promised so far: its cores, its memory.
-pub(super) struct Promised<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 2]>);
+pub(super) struct GrantIndex<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 2]>);
 
-impl Promised<'_> {
+impl GrantIndex<'_> {
     pub(super) fn of(
         &self,
         pod: &PodView,
@@ -60,36 +60,37 @@ const fn place(resource: SharedResource) -> usize {
     }
 }
 
-impl Books {
+impl NodeState {
     /// Looked up once for a decision: every waiting container is compared with it.
-    pub(super) fn promised(&self) -> Promised<'_> {
-        let mut promised = HashMap::with_capacity(self.grants.len());
+    pub(super) fn grants_by_container(&self) -> GrantIndex<'_> {
+        let mut granted = HashMap::with_capacity(self.grants.len());
         for (id, grant) in &self.grants {
-            if let (Resource::Shared(resource), Some(whose)) = (&grant.resource, grant.whose()) {
+            if let (Resource::Shared(resource), Some(holder)) = (&grant.resource, grant.holder_or_candidate())
+            {
                 let slots: &mut [Option<GrantId>; 2] =
-                    promised.entry((whose.pod_uid.as_str(), whose.container.as_str())).or_default();
+                    granted.entry((holder.pod_uid.as_str(), holder.container.as_str())).or_default();
                 // The first of several.
                 slots[place(*resource)].get_or_insert(*id);
             }
         }
-        Promised(promised)
+        GrantIndex(granted)
     }
 
     /// Pending containers that still want this much of this resource, likeliest first.
     fn candidates(
         &self,
-        promised: &Promised<'_>,
+        granted: &GrantIndex<'_>,
         resource: SharedResource,
         size: usize,
     ) -> Vec<(&PodView, &ContainerView)> {
         let mut found: Vec<_> = self
             .pending_shared()
             .filter(|(_, container)| amount(resource, &container.ask.demand) as usize == size)
-            .filter(|(pod, container)| promised.of(pod, container, resource).is_none())
+            .filter(|(pod, container)| granted.of(pod, container, resource).is_none())
             .collect();
         // The kubelet finishes a container before it begins another, and pods in the order in which they came.
         found.sort_by_key(|(pod, container)| {
-            (promised.of(pod, container, other(resource)).is_none(), pod.order, pod.name.as_str())
+            (granted.of(pod, container, other(resource)).is_none(), pod.order, pod.name.as_str())
         });
         found
     }
@@ -107,10 +108,10 @@ impl Books {
     /// Whether a pending container is known that wants this much. If not, the pod may not have been seen yet.
     #[must_use]
     pub fn has_candidate(&self, resource: SharedResource, size: usize) -> bool {
-        let promised = self.promised();
-        match self.open_half(resource) {
-            Some(open) => !self.completing(&promised, open, resource, size).is_empty(),
-            None => !self.candidates(&promised, resource, size).is_empty(),
+        let granted = self.grants_by_container();
+        match self.unpaired_grant(resource) {
+            Some(open) => !self.completing(&granted, open, resource, size).is_empty(),
+            None => !self.candidates(&granted, resource, size).is_empty(),
         }
     }
 
@@ -125,18 +126,18 @@ impl Books {
     ) -> Plan {
         let of_pod = asked.iter().find_map(|n| {
             let grant = self.grants.get(self.owner.get(&DeviceKey::shared(resource, *n))?)?;
-            let uid = &grant.whose()?.pod_uid;
+            let uid = &grant.holder_or_candidate()?.pod_uid;
             self.pods.get(uid).is_some_and(|p| !p.phase.terminal()).then(|| uid.clone())
         });
-        let open = self.open_half(resource);
-        let promised = &self.promised();
+        let open = self.unpaired_grant(resource);
+        let granted = &self.grants_by_container();
         if let Some(plan) =
-            open.and_then(|open| self.plan_second_half(promised, open, resource, size, of_pod.as_deref()))
+            open.and_then(|open| self.plan_second_resource(granted, open, resource, size, of_pod.as_deref()))
         {
             return plan;
         }
-        let half = |pod: &PodView, container: &ContainerView| promised.of(pod, container, other(resource));
-        let candidates = self.candidates(promised, resource, size);
+        let half = |pod: &PodView, container: &ContainerView| granted.of(pod, container, other(resource));
+        let candidates = self.candidates(granted, resource, size);
         let chosen = of_pod
             .and_then(|uid| candidates.iter().find(|(pod, _)| pod.uid == uid))
             .or_else(|| candidates.iter().find(|(pod, c)| half(pod, c).is_some()))
@@ -148,22 +149,22 @@ impl Books {
             .or_else(|| candidates.first());
         match (chosen, open) {
             (Some((pod, container)), _) => self.plan_for(pod, container, half(pod, container)),
-            (None, Some(open)) => self.plan_beside(open, resource, size),
-            (None, None) => self.plan_for_nobody(resource, size),
+            (None, Some(open)) => self.plan_with_partner(open, resource, size),
+            (None, None) => self.plan_unattributed(resource, size),
         }
     }
 
     /// The plan for the second resource of the container whose first was just answered, if one is known that wants both.
-    fn plan_second_half(
+    fn plan_second_resource(
         &self,
-        promised: &Promised<'_>,
+        granted: &GrantIndex<'_>,
         open: GrantId,
         resource: SharedResource,
         size: usize,
         of_pod: Option<&str>,
     ) -> Option<Plan> {
         let grant = &self.grants[&open];
-        let completing = self.completing(promised, open, resource, size);
+        let completing = self.completing(granted, open, resource, size);
         let cards = self.cards_of(&grant.actual);
         let chosen = match of_pod {
             Some(uid) => completing.iter().find(|(pod, _)| pod.uid == uid),
@@ -187,7 +188,7 @@ impl Books {
     }
 
     /// No known pod wants this at all: then it is likely the other half of what was answered just now.
-    fn plan_beside(&self, open: GrantId, resource: SharedResource, size: usize) -> Plan {
+    fn plan_with_partner(&self, open: GrantId, resource: SharedResource, size: usize) -> Plan {
         let grant = &self.grants[&open];
         let (first, second) = (self.demand_of(grant), one(resource, size));
         Plan {
@@ -204,7 +205,7 @@ impl Books {
     }
 
     /// The plan for something of which only the size is known.
-    pub(super) fn plan_for_nobody(&self, resource: SharedResource, size: usize) -> Plan {
+    pub(super) fn plan_unattributed(&self, resource: SharedResource, size: usize) -> Plan {
         let mut demand = one(resource, size);
         let per_card = self.ledger.indexes().filter_map(|c| self.ledger.card(c)).map(|c| c.blocks().0).max();
         if let Some(per_card) = per_card.filter(|most| demand.blocks.0 > *most) {
@@ -219,29 +220,29 @@ impl Books {
     /// The kubelet asks for both resources of a container in a row: so this is probably a half of the container that is being
     /// admitted now. It may also be what a container left behind that was refused its other resource; nothing but places
     /// depends on it, because memory follows its cores once both are named.
-    fn open_half(&self, resource: SharedResource) -> Option<GrantId> {
+    fn unpaired_grant(&self, resource: SharedResource) -> Option<GrantId> {
         let waiting = self.grants.iter().filter(|(_, grant)| grant.answered && !grant.confirmed);
         let (id, latest) = waiting.max_by_key(|(id, grant)| (grant.since, **id))?;
         // A half that was given up is not waited for.
-        let recent = self.clock.saturating_sub(latest.since) <= HALF_OPEN;
+        let recent = self.clock.saturating_sub(latest.since) <= PAIR_WINDOW;
         (recent && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
     /// Pending containers that the open half and this much of the other resource make complete.
     fn completing(
         &self,
-        promised: &Promised<'_>,
+        granted: &GrantIndex<'_>,
         open: GrantId,
         resource: SharedResource,
         size: usize,
     ) -> Vec<(&PodView, &ContainerView)> {
-        let first = self.grants[&open].kubelet.len();
+        let first = self.grants[&open].requested.len();
         let mut found: Vec<_> = self
             .pending_shared()
             .filter(|(_, c)| amount(resource, &c.ask.demand) as usize == size)
             .filter(|(_, c)| amount(other(resource), &c.ask.demand) as usize == first)
-            .filter(|(pod, c)| promised.of(pod, c, resource).is_none())
-            .filter(|(pod, c)| promised.of(pod, c, other(resource)).is_none_or(|id| id == open))
+            .filter(|(pod, c)| granted.of(pod, c, resource).is_none())
+            .filter(|(pod, c)| granted.of(pod, c, other(resource)).is_none_or(|id| id == open))
             .collect();
         found.sort_by_key(|(pod, _)| (pod.order, pod.name.as_str()));
         found

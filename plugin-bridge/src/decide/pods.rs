@@ -111,7 +111,7 @@ impl PodTable {
         let fresh: BTreeMap<String, PodView> = pods.into_iter().map(|p| (p.uid.clone(), p)).collect();
         for (uid, old) in std::mem::take(&mut self.pods) {
             if !fresh.contains_key(&uid) {
-                self.note_departure(uid, &old, now);
+                self.record_departure(uid, &old, now);
             }
         }
         self.pods = fresh;
@@ -126,11 +126,11 @@ impl PodTable {
     /// Takes the news that a pod left the API.
     pub(super) fn remove(&mut self, uid: &str, now: Millis) {
         if let Some(old) = self.pods.remove(uid) {
-            self.note_departure(uid.to_owned(), &old, now);
+            self.record_departure(uid.to_owned(), &old, now);
         }
     }
 
-    fn note_departure(&mut self, uid: String, old: &PodView, now: Millis) {
+    fn record_departure(&mut self, uid: String, old: &PodView, now: Millis) {
         if self.departed.len() >= DEPARTED_KEPT {
             let oldest = self.departed.iter().min_by_key(|(_, d)| d.at).map(|(uid, _)| uid.clone());
             oldest.map(|uid| self.departed.remove(&uid));
@@ -190,7 +190,7 @@ impl PodTable {
     }
 
     /// All pods were seen at once after `since`.
-    pub(super) fn all_seen_since(&self, since: Millis) -> bool {
+    pub(super) fn relisted_since(&self, since: Millis) -> bool {
         self.replaced.is_some_and(|at| at > since)
     }
 
@@ -203,9 +203,9 @@ impl PodTable {
     }
 
     /// A pod that was never seen has been found to be gone: rows about it that linger are not believed again.
-    pub(super) fn note_gone(&mut self, uid: &str, now: Millis) {
+    pub(super) fn record_gone(&mut self, uid: &str, now: Millis) {
         if !self.pods.contains_key(uid) && !self.departed.contains_key(uid) {
-            self.note_departure(
+            self.record_departure(
                 uid.to_owned(),
                 &PodView { phase: PodPhase::Succeeded, ..PodView::default() },
                 now,
@@ -214,7 +214,7 @@ impl PodTable {
     }
 
     /// Left the API without having been seen to end: deleted with force, its containers may still run.
-    fn left_unended_at(&self, uid: &str) -> Option<Millis> {
+    fn force_deleted_at(&self, uid: &str) -> Option<Millis> {
         self.departed.get(uid).filter(|d| !d.ended).map(|d| d.at)
     }
 
@@ -238,7 +238,7 @@ impl PodTable {
     }
 
     /// Whether a pod deleted with force has had its time to end.
-    pub(super) fn had_time_to_end(&self, uid: &str, now: Millis, grace: Millis) -> bool {
-        self.left_unended_at(uid).is_none_or(|at| now.saturating_sub(at) >= grace)
+    pub(super) fn force_delete_grace_elapsed(&self, uid: &str, now: Millis, grace: Millis) -> bool {
+        self.force_deleted_at(uid).is_none_or(|at| now.saturating_sub(at) >= grace)
     }
 }

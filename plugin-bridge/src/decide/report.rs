@@ -10,13 +10,13 @@ use gpu_migrate_model::names;
 use gpu_migrate_model::units::CardIndex;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
-use super::{Books, Millis};
+use super::{Millis, NodeState};
 use crate::checkpoint::{Deviation, DeviationData, DeviationFile};
 use crate::kubelet::podresources::ContainerDevices;
 
 /// Annotations that a pod should have and does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodNote {
+pub struct PodAnnotations {
     /// Namespace of the pod.
     pub namespace: String,
     /// Its name.
@@ -36,13 +36,13 @@ pub struct Drift {
     pub what: String,
 }
 
-impl Books {
+impl NodeState {
     /// The whole content of `nvidia_checkpoint`.
     #[must_use]
     pub fn deviations(&self) -> DeviationFile {
         let entries = self.grants.iter().filter(|(_, g)| g.deviates()).map(|(id, grant)| {
             // A guess would be read back as a fact; what an earlier life knew is none.
-            let known = grant.whose().filter(|_| grant.is_known());
+            let known = grant.holder_or_candidate().filter(|_| grant.is_known());
             // The same devices were given out again since: what the kubelet's book says of them is not about this one.
             let nobody = HolderId::new("?", "?");
             let known = known.or_else(|| self.is_superseded(*id).then_some(&nobody));
@@ -56,21 +56,21 @@ impl Books {
                 container: known.map(|h| h.container.clone()).unwrap_or_default(),
                 resource: self.resource_name(&grant.resource).to_owned(),
                 actual,
-                kubelet: self.ids_of(&grant.kubelet),
+                kubelet: self.ids_of(&grant.requested),
                 answer: String::new(),
             }
         });
         DeviationFile { data: DeviationData { entries: entries.collect() } }
     }
 
-    /// Whether this promise takes the place of one that nobody is known to have taken up and that [`Books::deviations`] must
+    /// Whether this promise takes the place of one that nobody is known to have taken up and that [`NodeState::deviations`] must
     /// tell from it.
     #[must_use]
     pub fn supersedes(&self, id: GrantId) -> bool {
         let Some(grant) = self.grants.get(&id) else { return false };
         let mut before = self.grants.range(..id);
         before.any(|(_, g)| {
-            g.deviates() && !g.is_known() && g.resource == grant.resource && g.kubelet == grant.kubelet
+            g.deviates() && !g.is_known() && g.resource == grant.resource && g.requested == grant.requested
         })
     }
 
@@ -79,12 +79,12 @@ impl Books {
         self.grants
             .range(id..)
             .skip(1)
-            .any(|(_, g)| g.resource == grant.resource && g.kubelet == grant.kubelet)
+            .any(|(_, g)| g.resource == grant.resource && g.requested == grant.requested)
     }
 
     /// What the pods' annotations lack of the truth.
     #[must_use]
-    pub fn notes(&self) -> Vec<PodNote> {
+    pub fn notes(&self) -> Vec<PodAnnotations> {
         let mut wanted: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
         for grant in self.grants.values().filter(|g| g.confirmed) {
             let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.phase.terminal()) else {
@@ -113,7 +113,7 @@ impl Books {
             .filter_map(|(uid, mut annotations)| {
                 let pod = self.pods.get(uid)?;
                 annotations.retain(|key, value| pod.annotations.get(key) != Some(value));
-                (!annotations.is_empty()).then(|| PodNote {
+                (!annotations.is_empty()).then(|| PodAnnotations {
                     namespace: pod.namespace.clone(),
                     name: pod.name.clone(),
                     uid: pod.api_uid.clone(),
@@ -129,7 +129,7 @@ impl Books {
         let mut deviating: BTreeMap<HolderId, Vec<String>> = BTreeMap::new();
         let legacy = self.grants.values().filter(|g| matches!(g.resource, Resource::Legacy(_)));
         for grant in legacy.filter(|g| g.deviates()) {
-            deviating.entry(grant.holder.clone()).or_default().extend(self.ids_of(&grant.kubelet));
+            deviating.entry(grant.holder.clone()).or_default().extend(self.ids_of(&grant.requested));
         }
         deviating
     }
@@ -165,7 +165,7 @@ impl Books {
         let old = |g: &Grant| now.saturating_sub(g.since) >= settled;
         let by_device = Self::by_device(rows);
         for grant in self.grants.values().filter(|g| g.confirmed && old(g)) {
-            let listed = grant.kubelet.iter().any(|key| by_device.contains_key(self.id_of(key).as_str()));
+            let listed = grant.requested.iter().any(|key| by_device.contains_key(self.id_of(key).as_str()));
             let gone = self.pods.has_departed(&grant.holder.pod_uid);
             let what = match (listed, gone) {
                 (true, true) => "is gone from the API but the kubelet still lists it",
@@ -176,7 +176,7 @@ impl Books {
                 drift.insert(Drift { card, what: format!("{} {what}", grant.holder) });
             }
         }
-        let booked: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.kubelet).collect();
+        let booked: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.requested).collect();
         for row in rows {
             for (name, ids) in &row.devices {
                 let resource = self.resource(name);
@@ -213,42 +213,42 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use crate::decide::{Settings, UpstreamDevice};
 
-    /// Books that know that nothing was given out before.
-    fn of_two_cards() -> Books {
+    /// NodeState that know that nothing was given out before.
+    fn of_two_cards() -> NodeState {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
-        let mut books = Books::new(
+        let mut state = NodeState::new(
             Settings::default(),
             (0..2).map(card).collect(),
             &Topology::uniform(2, LinkLevel::Pix),
         );
-        books.observe_book(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
-        books
+        state.ingest_checkpoint(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        state
     }
 
     #[test]
     fn a_legacy_holder_on_another_card_than_the_kubelets_is_told() {
         const GPU: &str = "nvidia.com/gpu";
-        let mut books = of_two_cards();
+        let mut state = of_two_cards();
         let device =
             |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
-        books.observe_upstream(GPU, Some((0..2).map(device).collect()));
-        books.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
-        let granted = books.allocate_legacy(GPU, &["GPU-0".to_owned()], 3).unwrap();
+        state.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        state.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
+        let granted = state.allocate_legacy(GPU, &["GPU-0".to_owned()], 3).unwrap();
         assert_eq!((granted.devices, granted.deviates), (vec!["GPU-1".to_owned()], true));
-        let told: Vec<_> = books.legacy_deviations().into_values().collect();
+        let told: Vec<_> = state.legacy_deviations().into_values().collect();
         assert_eq!(told, [["GPU-0"]]);
     }
 
     #[test]
     fn processes_on_a_card_that_nobody_holds_are_drift() {
-        let mut books = of_two_cards();
-        books.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
-        books.observe_processes(CardIndex(0), [7]);
-        assert!(books.drift(&[], 10_000, 3).is_empty(), "it is held");
-        books.observe_processes(CardIndex(1), [9, 8]);
+        let mut state = of_two_cards();
+        state.allocate_shared(SharedResource::Cores, &["tencent.com/vcuda-core-0".to_owned()], 2).unwrap();
+        state.observe_processes(CardIndex(0), [7]);
+        assert!(state.drift(&[], 10_000, 3).is_empty(), "it is held");
+        state.observe_processes(CardIndex(1), [9, 8]);
         let what = "nobody holds it, and processes 8, 9 run on it".to_owned();
-        assert_eq!(books.drift(&[], 10_000, 3), [Drift { card: CardIndex(1), what }]);
-        books.observe_processes(CardIndex(1), []);
-        assert!(books.drift(&[], 10_000, 3).is_empty());
+        assert_eq!(state.drift(&[], 10_000, 3), [Drift { card: CardIndex(1), what }]);
+        state.observe_processes(CardIndex(1), []);
+        assert!(state.drift(&[], 10_000, 3).is_empty());
     }
 }

@@ -4,7 +4,7 @@
 //! resources one right after the other, in either order. So the pending container whose size fits is the candidate, and what the
 //! first resource decided binds the second ([`plan`](super::plan)). Whose it was is confirmed later, by device ID; accounting
 //! never depends on the guess, and a container starts only when its own memory and cores are together
-//! ([`together`](super::together)).
+//! ([`together`](super::colocation)).
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::plan::Plan;
-use super::{Books, Millis};
+use super::{Millis, NodeState};
 
 /// What the kubelet was promised of a vcuda resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +31,12 @@ pub struct SharedGrant {
     /// The answer, or where the container's other resource is now, differs from the question, and must be on disk first.
     pub deviates: bool,
     /// This answer was given before: nothing changed.
-    pub again: bool,
+    pub repeated: bool,
 }
 
 /// Why an Allocate cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum AllocateError {
     /// The kubelet asks for an ID that this node does not list.
     #[error("{resource}: device {id:?} is not one of this node's")]
     UnknownDevice {
@@ -47,13 +47,13 @@ pub enum Refusal {
     },
     /// What was given out before this process started is not known yet.
     #[error("{resource}: the kubelet's checkpoint could not be read yet, so nothing is given out")]
-    NotOpen {
+    NotReady {
         /// The resource.
         resource: String,
     },
     /// No card can take it. The resource is withdrawn for a moment, so that nothing else runs into the same.
     #[error("{resource}: no card of this node has room for {asked} ({why})")]
-    NoRoom {
+    NoFreeCapacity {
         /// The resource.
         resource: String,
         /// What the container asks for in all, where it is known: either resource may be asked for first, and it may be the other that
@@ -64,12 +64,12 @@ pub enum Refusal {
     },
 }
 
-impl Books {
+impl NodeState {
     /// Which of the offered devices the kubelet should take.
     ///
     /// The answer is a hint: less than asked for is filled up by the kubelet.
     #[must_use]
-    pub fn prefer_shared(
+    pub fn preferred_shared(
         &self,
         resource: SharedResource,
         offered: &[String],
@@ -93,42 +93,42 @@ impl Books {
     /// Answers an Allocate of a vcuda resource.
     ///
     /// # Errors
-    /// [`Refusal`]; the books are as they were, but the resource is withdrawn for a moment.
+    /// [`AllocateError`]; the books are as they were, but the resource is withdrawn for a moment.
     pub fn allocate_shared(
         &mut self,
         resource: SharedResource,
         ids: &[String],
         now: Millis,
-    ) -> Result<SharedGrant, Refusal> {
+    ) -> Result<SharedGrant, AllocateError> {
         self.clock = now;
         let name = self.resource_name(&Resource::Shared(resource)).to_owned();
         if !self.opened {
-            return Err(Refusal::NotOpen { resource: name });
+            return Err(AllocateError::NotReady { resource: name });
         }
         let mut asked = BTreeSet::new();
         for id in ids {
             let number = self.layout.number(resource, id);
-            let number =
-                number.ok_or_else(|| Refusal::UnknownDevice { resource: name.clone(), id: id.clone() })?;
+            let number = number
+                .ok_or_else(|| AllocateError::UnknownDevice { resource: name.clone(), id: id.clone() })?;
             asked.insert(number);
         }
         let keys: BTreeSet<DeviceKey> = asked.iter().map(|n| DeviceKey::shared(resource, *n)).collect();
         let cards = self.cards_of_numbers(resource, &asked);
         let plan = self.plan(resource, asked.len(), &asked, &cards);
-        if let Some(answer) = self.answer_again(resource, &plan, &keys, now) {
+        if let Some(answer) = self.repeat_answer(resource, &plan, &keys, now) {
             return Ok(answer);
         }
         let mut outcome = self.attempt(resource, &plan, &keys, now);
         let mut demand = plan.demand;
-        if outcome.is_err() && plan.is_loose() {
+        if outcome.is_err() && plan.is_partner_guessed() {
             // Then it is of another container after all.
-            let alone = self.plan_for_nobody(resource, keys.len());
+            let alone = self.plan_unattributed(resource, keys.len());
             outcome = self.attempt(resource, &alone, &keys, now);
             demand = alone.demand;
         }
         outcome.map_err(|why| {
             self.withdraw(&name, now);
-            Refusal::NoRoom { resource: name, asked: demand.to_string(), why }
+            AllocateError::NoFreeCapacity { resource: name, asked: demand.to_string(), why }
         })
     }
 
@@ -144,8 +144,8 @@ impl Books {
         keys: &BTreeSet<DeviceKey>,
         now: Millis,
     ) -> Result<SharedGrant, String> {
-        let handed_on = keys.iter().any(|key| self.owner.contains_key(key));
-        if plan.bound.is_none() && !handed_on && !self.cards_of(keys).iter().eq(&plan.reserved) {
+        let transferable = keys.iter().any(|key| self.owner.contains_key(key));
+        if plan.bound.is_none() && !transferable && !self.cards_of(keys).iter().eq(&plan.reserved) {
             let choices = self.choices(resource, plan, &BTreeSet::new(), None);
             let reserved = choices.first().filter(|choice| **choice == plan.reserved);
             if let Some(granted) =
@@ -175,7 +175,7 @@ impl Books {
         let asked = Grant::new(Resource::Shared(resource), keys.clone(), BTreeSet::new(), now);
         let free = |n: &u32| {
             let owner = self.owner.get(&DeviceKey::shared(resource, *n));
-            owner.is_none_or(|owner| self.hands_on(*owner, &asked, now))
+            owner.is_none_or(|owner| self.may_transfer_devices(*owner, &asked, now))
         };
         let picked = self.spread_over(resource, cards, keys.len(), free);
         if picked.len() < keys.len() {
@@ -186,14 +186,14 @@ impl Books {
     }
 
     /// The same question gets the same answer, as long as it keeps the container together.
-    fn answer_again(
+    fn repeat_answer(
         &mut self,
         resource: SharedResource,
         plan: &Plan,
         keys: &BTreeSet<DeviceKey>,
         now: Millis,
     ) -> Option<SharedGrant> {
-        let (id, _) = self.same_question(&Resource::Shared(resource), keys)?;
+        let (id, _) = self.repeated_request(&Resource::Shared(resource), keys)?;
         if plan.partner.is_some_and(|partner| !self.join(resource, id, partner)) {
             return None;
         }
@@ -205,22 +205,22 @@ impl Books {
     }
 
     /// The answer that was already given to the same question, where nobody is known to have taken it up.
-    pub(super) fn same_question(
+    pub(super) fn repeated_request(
         &self,
         resource: &Resource,
         keys: &BTreeSet<DeviceKey>,
     ) -> Option<(GrantId, &Grant)> {
-        if self.book_refused {
+        if self.checkpoint_unreadable {
             // It may have been taken up, and the question be another one.
             return None;
         }
         let mut same = self
             .grants
             .iter()
-            .filter(|(_, g)| !g.is_known() && g.resource == *resource && g.kubelet == *keys);
+            .filter(|(_, g)| !g.is_known() && g.resource == *resource && g.requested == *keys);
         // What it was given may have gone to somebody else since.
         same.rfind(|(id, g)| {
-            !self.predates_amnesia(g) && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
+            !self.predates_checkpoint_loss(g) && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
         })
         .map(|(id, grant)| (*id, grant))
     }
@@ -236,7 +236,7 @@ impl Books {
         let mut grant = Grant::new(Resource::Shared(resource), asked.clone(), actual, now);
         grant.candidate.clone_from(&plan.candidate);
         grant.partner = plan.partner;
-        let id = self.promise(grant).map_err(|e| e.to_string())?;
+        let id = self.allocate(grant).map_err(|e| e.to_string())?;
         if plan.partner.is_some_and(|partner| !self.join(resource, id, partner)) {
             self.release(id);
             return Err("its other resource does not fit beside it".to_owned());
@@ -250,7 +250,7 @@ impl Books {
         Ok(self.answer(id, &self.grants[&id], false))
     }
 
-    fn answer(&self, id: GrantId, grant: &Grant, again: bool) -> SharedGrant {
+    fn answer(&self, id: GrantId, grant: &Grant, repeated: bool) -> SharedGrant {
         let mut demand = self.demand_of(grant);
         let partner = grant.partner.and_then(|p| self.grants.get(&p));
         if let Some(partner) = partner {
@@ -259,7 +259,7 @@ impl Books {
             demand.blocks = demand.blocks.max(other.blocks);
         }
         if let Some(container) =
-            grant.whose().and_then(|h| self.pods.get(&h.pod_uid)?.container(&h.container))
+            grant.holder_or_candidate().and_then(|h| self.pods.get(&h.pod_uid)?.container(&h.container))
         {
             demand = container.ask.demand;
         }
@@ -267,9 +267,9 @@ impl Books {
             grant: id,
             cards: self.cards_of(&grant.actual).into_iter().collect(),
             demand,
-            candidate: grant.whose().cloned(),
+            candidate: grant.holder_or_candidate().cloned(),
             deviates: grant.deviates() || partner.is_some_and(Grant::deviates) || self.supersedes(id),
-            again,
+            repeated,
         }
     }
 

@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use super::file;
 use crate::decide::Millis;
 use crate::kubelet::directory::Stamp;
-use crate::node::{Node, Notice};
-use crate::nvidia::Vouch;
+use crate::node::{Node, NodeEvent};
+use crate::nvidia::HealthSource;
 
 /// XIDs that applications cause; NVIDIA's plugin ignores the same (`internal/rm/health.go`).
 const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
@@ -48,13 +48,13 @@ pub enum Watcher {
 
 /// When each card was last found well.
 #[derive(Debug, Clone)]
-pub struct LastWell {
+pub struct LastHealthy {
     cards: Arc<Vec<AtomicU64>>,
     tells: bool,
 }
 
-impl Vouch for LastWell {
-    fn last_well(&self, card: usize) -> Option<Millis> {
+impl HealthSource for LastHealthy {
+    fn last_healthy_at(&self, card: usize) -> Option<Millis> {
         self.tells.then(|| self.cards.get(card).map(|at| at.load(Ordering::Relaxed)))?
     }
 }
@@ -62,15 +62,15 @@ impl Vouch for LastWell {
 impl Watcher {
     /// Starts to follow the cards' health into the books.
     #[must_use]
-    pub fn start(self, others: &Handle, node: Arc<Node>, stop: CancellationToken) -> LastWell {
-        let uuids: Vec<String> = node.with(|books, _| {
-            let ledger = books.ledger();
+    pub fn start(self, others: &Handle, node: Arc<Node>, stop: CancellationToken) -> LastHealthy {
+        let uuids: Vec<String> = node.with(|state, _| {
+            let ledger = state.ledger();
             ledger.indexes().filter_map(|i| ledger.card(i)).map(|c| c.uuid.clone()).collect()
         });
         let cards = Arc::new(uuids.iter().map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
         match self {
             Self::Nvml(nvml) => {
-                let last = LastWell { cards, tells: true };
+                let last = LastHealthy { cards, tells: true };
                 let seen = last.clone();
                 // A thread, not a task: waiting for events blocks it for ever.
                 std::thread::spawn(move || follow_nvml(&nvml, &uuids, &node, &seen, &stop));
@@ -78,7 +78,7 @@ impl Watcher {
             }
             Self::File(path) => {
                 others.spawn(follow_file(path, uuids, node, stop));
-                LastWell { cards, tells: false }
+                LastHealthy { cards, tells: false }
             }
         }
     }
@@ -113,7 +113,7 @@ impl Condition {
     }
 }
 
-fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastWell, stop: &CancellationToken) {
+fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastHealthy, stop: &CancellationToken) {
     let mut conditions = vec![Condition::default(); uuids.len()];
     let mut events = subscribe(nvml, uuids);
     while !stop.is_cancelled() {
@@ -229,24 +229,24 @@ fn unsound(
 /// The processes that NVML sees on a card, as a witness for who holds it.
 fn witness(node: &Node, card: CardIndex, device: &Device<'_>) {
     if let Ok(processes) = device.running_compute_processes() {
-        node.with(|books, _| books.observe_processes(card, processes.iter().map(|process| process.pid)));
+        node.with(|state, _| state.observe_processes(card, processes.iter().map(|process| process.pid)));
     }
 }
 
 fn tell(node: &Node, card: CardIndex, health: Health) {
-    let changed = node.with(|books, _| {
-        let changed = books.ledger().health(card) != health;
+    let changed = node.with(|state, _| {
+        let changed = state.ledger().health(card) != health;
         if changed {
-            books.set_health(card, health);
+            state.set_health(card, health);
         }
         changed
     });
     if changed {
         tracing::warn!(%card, ?health, "health of a card changed");
         let note = format!("{card} is {health:?}");
-        node.notice(match health {
-            Health::Healthy => Notice::normal("CardHealthy", note),
-            Health::Unhealthy => Notice::warning("CardUnhealthy", note),
+        node.record_event(match health {
+            Health::Healthy => NodeEvent::normal("CardHealthy", note),
+            Health::Unhealthy => NodeEvent::warning("CardUnhealthy", note),
         });
     }
 }

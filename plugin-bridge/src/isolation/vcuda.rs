@@ -156,8 +156,11 @@ mod tests {
         assert!(etc_vcuda.join("abc/pids.config").exists());
         let stranger = client.register_v_device(request("other")).await.unwrap_err();
         assert_eq!(stranger.code(), tonic::Code::NotFound);
-        let outside = VDeviceRequest { container_id: "../../x".into(), ..request("main") };
-        assert_eq!(client.register_v_device(outside).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+        let platform = VDeviceRequest { container_id: "../../x".into(), ..request("main") };
+        assert_eq!(
+            client.register_v_device(platform).await.unwrap_err().code(),
+            tonic::Code::InvalidArgument
+        );
 
         vcuda.tidy(&BTreeSet::new());
         assert!(!etc_vcuda.exists());

@@ -72,7 +72,7 @@ pub struct EndpointSpec {
 
 /// Where a resource stands with the kubelet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct RegistrationState {
     /// Successful registrations so far.
     pub registrations: u64,
     /// Registered now, as far as we know.
@@ -87,7 +87,7 @@ pub async fn run<S: DevicePlugin>(
     spec: EndpointSpec,
     mut directory: DirectoryWatch,
     make: MakeService<S>,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<RegistrationState>,
     stop: CancellationToken,
 ) {
     let kubelet = directory.path().join("kubelet.sock");
@@ -103,7 +103,7 @@ pub async fn run<S: DevicePlugin>(
                 standing.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
                 tracing::info!(resource = %spec.resource, socket = %own.display(), "registered with the kubelet");
                 let same_kubelet =
-                    session.outlive(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
+                    session.run_until_lost(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
                 standing.send_modify(|s| s.registered = false);
                 if same_kubelet {
                     tokio::time::sleep(SETTLE).await;
@@ -158,7 +158,7 @@ impl Session {
     }
 
     /// Returns when this registration is over: whether the kubelet is still the same.
-    async fn outlive(
+    async fn run_until_lost(
         mut self,
         directory: &mut DirectoryWatch,
         kubelet: &Path,

@@ -11,4 +11,4 @@ mod upstream;
 
 pub use health::HealthMemory;
 pub use registrar::{SOCKET, run as run_registrar};
-pub use upstream::{Announcement, NobodyVouches, Upstream, UpstreamError, Upstreams, Vouch};
+pub use upstream::{Announcement, HealthSource, Upstream, UpstreamError, Upstreams};

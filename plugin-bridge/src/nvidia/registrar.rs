@@ -37,10 +37,10 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
         let began = tokio::time::Instant::now();
         let kubelet = Stamp::of(&directory.path().join(KUBELET));
         match serve(&upstreams, &path, &mut directory, &stop).await {
-            Ok(Over::Gone) => {
+            Ok(ServeEnd::Gone) => {
                 tokio::select! { () = wiped(&mut directory, kubelet) => continue, () = stop.cancelled() => break }
             }
-            Ok(Over::Ended) => {}
+            Ok(ServeEnd::Ended) => {}
             Err(error) => tracing::warn!(%error, "NVIDIA's plugin cannot register"),
         }
         pause = if began.elapsed() >= QUIET { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
@@ -76,7 +76,7 @@ async fn serve(
     path: &Path,
     directory: &mut DirectoryWatch,
     stop: &CancellationToken,
-) -> Result<Over, EndpointError> {
+) -> Result<ServeEnd, EndpointError> {
     let listener = bind(path)?;
     let own = Stamp::of(path);
     let over = stop.child_token();
@@ -89,10 +89,10 @@ async fn serve(
     tracing::info!(socket = %path.display(), "NVIDIA's plugin may register");
     let outcome = loop {
         tokio::select! {
-            () = directory.changed() => if Stamp::of(path) != own { break Over::Gone },
-            () = upstreams.doubted() => break Over::Ended,
-            () = stop.cancelled() => break Over::Ended,
-            _ = &mut server => break Over::Ended,
+            () = directory.changed() => if Stamp::of(path) != own { break ServeEnd::Gone },
+            () = upstreams.reregistration_requested() => break ServeEnd::Ended,
+            () = stop.cancelled() => break ServeEnd::Ended,
+            _ = &mut server => break ServeEnd::Ended,
         }
     };
     over.cancel();
@@ -103,7 +103,7 @@ async fn serve(
 }
 
 /// How a life of the socket ended.
-enum Over {
+enum ServeEnd {
     /// Someone deleted it.
     Gone,
     /// A doubt, or the end.

@@ -77,23 +77,13 @@ pub struct Upstreams {
     slots: Mutex<BTreeMap<String, Arc<Slot>>>,
     announce: mpsc::UnboundedSender<Announcement>,
     doubt: Notify,
-    vouched: Arc<dyn Vouch>,
+    vouched: Arc<dyn HealthSource>,
 }
 
 /// Says when a card was last found well by something other than NVIDIA's plugin.
-pub trait Vouch: Send + Sync + std::fmt::Debug {
+pub trait HealthSource: Send + Sync + std::fmt::Debug {
     /// The last time, or `None` where nothing can tell.
-    fn last_well(&self, card: usize) -> Option<Millis>;
-}
-
-/// Nobody can tell.
-#[derive(Debug)]
-pub struct NobodyVouches;
-
-impl Vouch for NobodyVouches {
-    fn last_well(&self, _: usize) -> Option<Millis> {
-        None
-    }
+    fn last_healthy_at(&self, card: usize) -> Option<Millis>;
 }
 
 #[derive(Debug)]
@@ -108,7 +98,7 @@ impl Upstreams {
     #[must_use]
     pub fn new(
         node: Arc<Node>,
-        vouched: Arc<dyn Vouch>,
+        vouched: Arc<dyn HealthSource>,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Announcement>) {
         let (announce, announced) = mpsc::unbounded_channel();
         let folder = node.paths.device_plugins();
@@ -122,8 +112,8 @@ impl Upstreams {
     /// The refusal, for a resource that is not NVIDIA's to serve.
     pub fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<(), Status> {
         let resource = request.resource_name.clone();
-        let ours = self.node.with(|books, _| {
-            let dialect = &books.settings().dialect;
+        let ours = self.node.with(|state, _| {
+            let dialect = &state.settings().dialect;
             resource == dialect.cores || resource == dialect.memory
         });
         if ours {
@@ -159,7 +149,7 @@ impl Upstreams {
         let socket = self.folder.join(&request.endpoint);
         let unreachable =
             |e: tonic::transport::Error| Status::unavailable(format!("{}: {e}", socket.display()));
-        let channel = tokio::time::timeout(DIAL, self.node.outside().sockets.dial(&socket))
+        let channel = tokio::time::timeout(DIAL, self.node.platform().sockets.dial(&socket))
             .await
             .map_err(|_| Status::deadline_exceeded(format!("{} did not accept in time", socket.display())))?
             .map_err(unreachable)?;
@@ -176,7 +166,7 @@ impl Upstreams {
                 resource = %request.resource_name, epoch, devices = devices.len(),
                 unhealthy = devices.iter().filter(|d| !d.healthy).count(), "NVIDIA's plugin lists"
             );
-            self.node.with(|books, _| books.observe_upstream(&request.resource_name, Some(devices)));
+            self.node.with(|state, _| state.observe_upstream(&request.resource_name, Some(devices)));
             if !announced {
                 announced = true;
                 slot.current.send_replace(Some(Upstream { epoch, client: client.clone(), options }));
@@ -189,12 +179,12 @@ impl Upstreams {
 
     fn judge(&self, slot: &Slot, epoch: u64, devices: Vec<Device>) -> Vec<UpstreamDevice> {
         let mut memory = slot.memory.lock();
-        self.node.with(|books, now| {
+        self.node.with(|state, now| {
             devices
                 .into_iter()
                 .map(|device| {
-                    let card = books.card_of_device(&DeviceKey::Legacy(device.id.as_str().into()));
-                    let vouched = card.and_then(|card| self.vouched.last_well(card.position()));
+                    let card = state.card_of_device(&DeviceKey::Legacy(device.id.as_str().into()));
+                    let vouched = card.and_then(|card| self.vouched.last_healthy_at(card.position()));
                     let healthy = memory.judge(epoch, &device.id, device.health == HEALTHY, vouched, now);
                     let numa =
                         device.topology.map(|t| t.nodes.iter().map(|n| n.id).collect()).unwrap_or_default();
@@ -218,19 +208,19 @@ impl Upstreams {
         tokio::time::sleep(RETURN).await;
         if slot.epoch.lock().0 == epoch {
             tracing::warn!(resource, "NVIDIA's plugin did not come back; its devices are withdrawn");
-            self.node.with(|books, _| books.upstream_lost(resource));
+            self.node.with(|state, _| state.upstream_lost(resource));
             let _ = self.announce.send(Announcement::Gone(resource.to_owned()));
-            self.doubt();
+            self.request_reregistration();
         }
     }
 
     /// Something is not right with NVIDIA's plugin: have it register anew.
-    pub fn doubt(&self) {
+    pub fn request_reregistration(&self) {
         self.doubt.notify_one();
     }
 
     /// Waits for a doubt.
-    pub async fn doubted(&self) {
+    pub async fn reregistration_requested(&self) {
         self.doubt.notified().await;
     }
 
@@ -259,7 +249,7 @@ impl Upstreams {
 
     /// Whether each resource has a living registration.
     #[must_use]
-    pub fn standing(&self) -> BTreeMap<String, bool> {
+    pub fn registered_resources(&self) -> BTreeMap<String, bool> {
         self.slots.lock().iter().map(|(name, slot)| (name.clone(), slot.current.borrow().is_some())).collect()
     }
 }

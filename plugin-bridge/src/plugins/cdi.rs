@@ -9,7 +9,7 @@ use gpu_migrate_model::card::Card;
 use serde_json::json;
 
 use crate::isolation::safe;
-use crate::outside::replace;
+use crate::platform::replace;
 
 /// Kind of the devices in our files.
 pub const KIND: &str = "gpu-migrate.io/gpu";

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::watching::{ListStream, watch_list};
+use super::list_and_watch::{ListStream, watch_list};
 use super::{not_written, refused};
-use crate::decide::{LegacyGrant, Refusal, Resource};
-use crate::node::{Node, Notice};
+use crate::decide::{AllocateError, LegacyGrant, Resource};
+use crate::node::{Node, NodeEvent};
 use crate::nvidia::{UpstreamError, Upstreams};
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
@@ -54,8 +54,8 @@ impl LegacyPlugin {
 
     async fn prefer_one(&self, ask: ContainerPreferredAllocationRequest) -> Vec<String> {
         let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-        let offer = self.node.with(|books, _| {
-            books.offer_legacy(&ask.available_device_ids, &ask.must_include_device_ids, size)
+        let offer = self.node.with(|state, _| {
+            state.available_legacy(&ask.available_device_ids, &ask.must_include_device_ids, size)
         });
         let of_nvidia = tokio::time::timeout(PREFER, self.nvidias_choice(&offer, &ask)).await;
         match of_nvidia {
@@ -88,11 +88,11 @@ impl LegacyPlugin {
     }
 
     async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
-        self.node.read_book();
+        self.node.read_checkpoint();
         let mut outcome = self.decide(ids);
-        if matches!(outcome, Err(Refusal::NoRoom { .. })) {
-            let _ = tokio::time::timeout(SECOND_LOOK, self.node.ask_pod_resources()).await;
-            self.node.read_book();
+        if matches!(outcome, Err(AllocateError::NoFreeCapacity { .. })) {
+            let _ = tokio::time::timeout(SECOND_LOOK, self.node.list_pod_resources()).await;
+            self.node.read_checkpoint();
             outcome = self.decide(ids);
         }
         let granted = outcome.map_err(|refusal| {
@@ -105,8 +105,8 @@ impl LegacyPlugin {
                 Ok(answer)
             }
             Err(status) => {
-                if !granted.again {
-                    self.node.with(|books, _| books.take_back(granted.grant));
+                if !granted.repeated {
+                    self.node.with(|state, _| state.roll_back(granted.grant));
                     // Best effort: a row too many is dropped when it is not taken up.
                     let _ = self.node.write_deviations();
                 }
@@ -115,8 +115,8 @@ impl LegacyPlugin {
         }
     }
 
-    fn decide(&self, ids: &[String]) -> Result<LegacyGrant, Refusal> {
-        self.node.with(|books, now| books.allocate_legacy(&self.resource, ids, now))
+    fn decide(&self, ids: &[String]) -> Result<LegacyGrant, AllocateError> {
+        self.node.with(|state, now| state.allocate_legacy(&self.resource, ids, now))
     }
 
     /// Writes a deviation down, then asks NVIDIA's plugin for the devices that the container really gets.
@@ -124,7 +124,7 @@ impl LegacyPlugin {
         if granted.deviates {
             tracing::warn!(resource = %self.resource, given = ?granted.devices, "other cards are given than the kubelet asked for");
             self.node.metrics.substituted();
-            self.node.notice(Notice::normal(
+            self.node.record_event(NodeEvent::normal(
                 "CardsSubstituted",
                 format!(
                     "{} is answered with {} instead of what the kubelet asked for",
@@ -138,7 +138,7 @@ impl LegacyPlugin {
         self.node.write_deviations().map_err(|e| not_written(&e))?;
         let mut upstream = self.upstreams.get(&self.resource).await.map_err(|away| {
             // The next one would wait as long, and fail as well.
-            self.node.with(|books, now| books.withdraw_resource(&self.resource, now));
+            self.node.with(|state, now| state.withdraw_resource(&self.resource, now));
             Status::unavailable(away.to_string())
         })?;
         let ask = ContainerAllocateRequest { devices_ids: granted.devices.clone() };
@@ -148,8 +148,8 @@ impl LegacyPlugin {
                 answer.map_err(|status| Status::new(status.code(), self.failed(status).to_string()))?
             }
             Err(_) => {
-                self.upstreams.doubt();
-                self.node.with(|books, now| books.withdraw_resource(&self.resource, now));
+                self.upstreams.request_reregistration();
+                self.node.with(|state, now| state.withdraw_resource(&self.resource, now));
                 return Err(Status::deadline_exceeded(format!(
                     "NVIDIA's plugin did not answer Allocate for {} within {ALLOCATE:?}",
                     self.resource
@@ -186,7 +186,7 @@ impl DevicePlugin for LegacyPlugin {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        self.node.read_book();
+        self.node.read_checkpoint();
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
             let device_ids = self.prefer_one(ask).await;
@@ -214,7 +214,7 @@ impl DevicePlugin for LegacyPlugin {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = request.into_inner().devices_ids;
-        let devices_ids = self.node.with(|books, _| books.given_for(&self.resource, &ids));
+        let devices_ids = self.node.with(|state, _| state.actual_devices(&self.resource, &ids));
         let mut upstream =
             self.upstreams.get(&self.resource).await.map_err(|e| Status::unavailable(e.to_string()))?;
         let call = upstream.client.pre_start_container(PreStartContainerRequest { devices_ids });

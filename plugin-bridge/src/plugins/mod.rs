@@ -3,18 +3,18 @@
 pub mod answer;
 pub mod cdi;
 pub mod legacy;
+mod list_and_watch;
 pub mod shared;
-mod watching;
 
-use crate::decide::Refusal;
+use crate::decide::AllocateError;
 use crate::node::StateError;
 
 /// The refusal as the kubelet shows it in the pod's event.
-fn refused(refusal: &Refusal) -> tonic::Status {
+fn refused(refusal: &AllocateError) -> tonic::Status {
     match refusal {
-        Refusal::UnknownDevice { .. } => tonic::Status::invalid_argument(refusal.to_string()),
-        Refusal::NotOpen { .. } => tonic::Status::unavailable(refusal.to_string()),
-        Refusal::NoRoom { .. } => tonic::Status::resource_exhausted(refusal.to_string()),
+        AllocateError::UnknownDevice { .. } => tonic::Status::invalid_argument(refusal.to_string()),
+        AllocateError::NotReady { .. } => tonic::Status::unavailable(refusal.to_string()),
+        AllocateError::NoFreeCapacity { .. } => tonic::Status::resource_exhausted(refusal.to_string()),
     }
 }
 

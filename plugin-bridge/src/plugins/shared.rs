@@ -12,9 +12,9 @@ use tonic::{Request, Response, Status};
 
 use super::answer::AnswerStyle;
 use super::cdi::CdiSpecs;
-use super::watching::{ListStream, watch_list};
+use super::list_and_watch::{ListStream, watch_list};
 use super::{not_written, refused};
-use crate::decide::{NotYet, Refusal, Resource, SharedGrant};
+use crate::decide::{AllocateError, Resource, SharedGrant, StartRefusal};
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
@@ -35,13 +35,13 @@ const SETTLE: Duration = Duration::from_millis(50);
 pub struct SharedPlugin {
     node: Arc<Node>,
     resource: SharedResource,
-    giving: Arc<Giving>,
+    config: Arc<AllocateConfig>,
     streams: CancellationToken,
 }
 
 /// How containers are given their cards on this node.
 #[derive(Debug)]
-pub struct Giving {
+pub struct AllocateConfig {
     /// How cards are shown.
     pub style: AnswerStyle,
     /// How shares are kept apart.
@@ -62,21 +62,21 @@ impl SharedPlugin {
     pub fn new(
         node: Arc<Node>,
         resource: SharedResource,
-        giving: Arc<Giving>,
+        config: Arc<AllocateConfig>,
         streams: CancellationToken,
     ) -> Self {
-        Self { node, resource, giving, streams }
+        Self { node, resource, config, streams }
     }
 
     async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
-        self.node.read_book();
-        self.node.look_for(self.resource, ids.len()).await;
+        self.node.read_checkpoint();
+        self.node.wait_for_candidate(self.resource, ids.len()).await;
         let mut outcome = self.decide(ids);
-        if matches!(outcome, Err(Refusal::NoRoom { .. })) {
+        if matches!(outcome, Err(AllocateError::NoFreeCapacity { .. })) {
             // Perhaps a holder is gone and nobody has said so yet.
-            let look = tokio::time::timeout(SECOND_LOOK, self.node.ask_pod_resources()).await;
+            let look = tokio::time::timeout(SECOND_LOOK, self.node.list_pod_resources()).await;
             tracing::debug!(heard = matches!(look, Ok(Ok(_))), "asked pod-resources before refusing");
-            self.node.read_book();
+            self.node.read_checkpoint();
             outcome = self.decide(ids);
         }
         let granted = outcome.map_err(|refusal| {
@@ -86,14 +86,14 @@ impl SharedPlugin {
         // Also where this one does not deviate: a row of one that ended would be read back as this one's. Most often nothing
         // has changed.
         if let Err(error) = self.node.write_deviations() {
-            if !granted.again {
-                self.node.with(|books, _| books.take_back(granted.grant));
+            if !granted.repeated {
+                self.node.with(|state, _| state.roll_back(granted.grant));
             }
             return Err(not_written(&error));
         }
         tracing::info!(
             resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
-            deviates = granted.deviates, again = granted.again, "allocated"
+            deviates = granted.deviates, repeated = granted.repeated, "allocated"
         );
         let mut answer = self.answer(&granted, ids);
         self.describe(&granted, ids, &mut answer)?;
@@ -107,17 +107,17 @@ impl SharedPlugin {
         ids: &[String],
         answer: &mut ContainerAllocateResponse,
     ) -> Result<(), Status> {
-        let Some(specs) = &self.giving.cdi else { return Ok(()) };
-        if self.resource != SharedResource::Cores || !self.giving.style.uses_cdi() {
+        let Some(specs) = &self.config.cdi else { return Ok(()) };
+        if self.resource != SharedResource::Cores || !self.config.style.uses_cdi() {
             return Ok(());
         }
-        let cards: Vec<Card> = self.node.with(|books, _| {
-            granted.cards.iter().filter_map(|index| books.ledger().card(*index).cloned()).collect()
+        let cards: Vec<Card> = self.node.with(|state, _| {
+            granted.cards.iter().filter_map(|index| state.ledger().card(*index).cloned()).collect()
         });
         let device = specs
             .write(&key(ids), &cards.iter().collect::<Vec<_>>())
             .map_err(|e| Status::unavailable(format!("the CDI specification could not be written: {e}")))?;
-        self.giving.style.put_own_cdi(&device, answer);
+        self.config.style.put_own_cdi(&device, answer);
         Ok(())
     }
 
@@ -126,22 +126,22 @@ impl SharedPlugin {
         if self.resource != SharedResource::Cores {
             return Ok(());
         }
-        let (cards, demand) = self.node.with(|books, _| {
-            let ledger = books.ledger();
+        let (cards, demand) = self.node.with(|state, _| {
+            let ledger = state.ledger();
             let cards: Vec<Card> =
                 ledger.held_by(holder).filter_map(|(index, _)| ledger.card(index).cloned()).collect();
-            (cards, books.demand_of_holder(holder))
+            (cards, state.demand_of_holder(holder))
         });
         let cards: Vec<&Card> = cards.iter().collect();
-        self.giving.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
+        self.config.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
     }
 
     /// Who starts, once the kubelet has named him and his memory is where his cores are. Sources follow one another, so it
     /// waits a little; only this container waits with it.
-    async fn may_start(&self, ids: &[String]) -> Result<HolderId, NotYet> {
+    async fn may_start(&self, ids: &[String]) -> Result<HolderId, StartRefusal> {
         let ask = || {
-            self.node.read_book();
-            self.node.with(|books, _| books.may_start(self.resource, ids))
+            self.node.read_checkpoint();
+            self.node.with(|state, _| state.may_start(self.resource, ids))
         };
         let first = ask();
         if first.is_ok() {
@@ -151,7 +151,7 @@ impl SharedPlugin {
             let mut changes = self.node.changes();
             loop {
                 changes.borrow_and_update();
-                if let Err(error) = self.node.ask_pod_resources().await {
+                if let Err(error) = self.node.list_pod_resources().await {
                     tracing::debug!(%error, "pod-resources did not answer");
                 }
                 if ask().is_ok() {
@@ -165,13 +165,13 @@ impl SharedPlugin {
         ask()
     }
 
-    fn decide(&self, ids: &[String]) -> Result<SharedGrant, Refusal> {
-        self.node.with(|books, now| books.allocate_shared(self.resource, ids, now))
+    fn decide(&self, ids: &[String]) -> Result<SharedGrant, AllocateError> {
+        self.node.with(|state, now| state.allocate_shared(self.resource, ids, now))
     }
 
     fn answer(&self, granted: &SharedGrant, ids: &[String]) -> ContainerAllocateResponse {
-        self.node.with(|books, _| {
-            let ledger = books.ledger();
+        self.node.with(|state, _| {
+            let ledger = state.ledger();
             let cards: Vec<_> = granted
                 .cards
                 .iter()
@@ -179,10 +179,10 @@ impl SharedPlugin {
                 .collect();
             match self.resource {
                 SharedResource::Cores => {
-                    let mut answer = self.giving.style.answer(&cards, &granted.demand);
+                    let mut answer = self.config.style.answer(&cards, &granted.demand);
                     let cards: Vec<_> = cards.iter().map(|(_, card)| *card).collect();
                     let share = Share { demand: granted.demand, cards: &cards, key: &key(ids) };
-                    self.giving.isolation.shape(&share, &mut answer);
+                    self.config.isolation.shape(&share, &mut answer);
                     answer
                 }
                 // The answers of a container are merged, and where they differ one wins at random: only the one for cores says
@@ -192,7 +192,7 @@ impl SharedPlugin {
                 {
                     ContainerAllocateResponse::default()
                 }
-                SharedResource::Memory => self.giving.style.nothing(),
+                SharedResource::Memory => self.config.style.nothing(),
             }
         })
     }
@@ -224,14 +224,14 @@ impl DevicePlugin for SharedPlugin {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        self.node.read_book();
+        self.node.read_checkpoint();
         let requests = request.into_inner().container_requests;
         let mut container_responses = Vec::new();
         for ask in requests {
             let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-            self.node.look_for(self.resource, size).await;
-            let device_ids = self.node.with(|books, _| {
-                books.prefer_shared(
+            self.node.wait_for_candidate(self.resource, size).await;
+            let device_ids = self.node.with(|state, _| {
+                state.preferred_shared(
                     self.resource,
                     &ask.available_device_ids,
                     &ask.must_include_device_ids,
@@ -272,7 +272,7 @@ impl DevicePlugin for SharedPlugin {
         self.prepare(&holder, &ids).map_err(|e| {
             Status::internal(format!(
                 "{holder}: isolation {} could not be prepared: {e}",
-                self.giving.isolation.name()
+                self.config.isolation.name()
             ))
         })?;
         Ok(Response::new(PreStartContainerResponse {}))

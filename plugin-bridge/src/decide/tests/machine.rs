@@ -118,7 +118,7 @@ fn live_by<A: Agent>(steps: &[Step], broken: bool) -> Result<(), String> {
             Step::Hear(count) => world.hear(count),
             Step::Relist => world.relist(),
             Step::KubeletHears(which) => world.kubelet_hears(which),
-            Step::ReadBook => world.read_book(),
+            Step::ReadBook => world.read_checkpoint(),
             Step::SpoilBook => world.spoil_book(),
             Step::Ask => world.ask(),
             Step::PassTime(milliseconds) => world.pass_time(milliseconds),

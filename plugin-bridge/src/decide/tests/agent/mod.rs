@@ -13,7 +13,7 @@ use gpu_migrate_model::units::CardIndex;
 pub(super) use self::pure::Pure;
 pub(super) use self::services::Services;
 use super::world::{Around, BLOCKS, CARDS};
-use crate::decide::{Books, Millis, Settings};
+use crate::decide::{Millis, NodeState, Settings};
 
 /// A failure inside the agent or below it, while it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +41,9 @@ pub(super) trait Agent: Sized {
     fn pass(&mut self, milliseconds: Millis);
 
     /// What its watches hear, or what it knows.
-    fn tell<R>(&self, what: impl FnOnce(&mut Books, Millis) -> R) -> R;
+    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R;
     /// It looks at the kubelet's book.
-    fn read_book(&mut self);
+    fn read_checkpoint(&mut self);
     /// It has read the kubelet's book as it is on disk.
     fn is_up_to_date(&self) -> bool;
     /// It sees that the kubelet started anew at this moment.
@@ -81,18 +81,18 @@ pub(super) trait Agent: Sized {
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
 }
 
-fn fresh(broken: bool, well: &[bool]) -> Books {
+fn fresh(broken: bool, well: &[bool]) -> NodeState {
     let card = |n: usize| Card {
         uuid: uuid(n),
         minor: n as u32,
         memory_mib: u64::from(BLOCKS) * 256,
         ..Card::default()
     };
-    let mut books = Books::new(Settings::default(), (0..CARDS).map(card).collect(), &topology());
+    let mut state = NodeState::new(Settings::default(), (0..CARDS).map(card).collect(), &topology());
     for (card, _) in well.iter().enumerate().filter(|(_, well)| !**well) {
-        books.set_health(CardIndex::from(card), Health::Unhealthy);
+        state.set_health(CardIndex::from(card), Health::Unhealthy);
     }
-    if broken { books.with_broken_ledger() } else { books }
+    if broken { state.with_broken_ledger() } else { state }
 }
 
 fn topology() -> Topology {

@@ -14,8 +14,8 @@ use tonic::{Request, Response, Status};
 
 use super::{Trouble, uuid};
 use crate::decide::Millis;
-use crate::nvidia::Vouch;
-use crate::outside::Sockets;
+use crate::nvidia::HealthSource;
+use crate::platform::Sockets;
 use crate::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::proto::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
@@ -146,8 +146,8 @@ impl DevicePlugin for Service {
 #[derive(Debug)]
 pub(super) struct Inventory(pub(super) Arc<Mutex<Vec<bool>>>, pub(super) super::services::LifeClock);
 
-impl Vouch for Inventory {
-    fn last_well(&self, card: usize) -> Option<Millis> {
-        self.0.lock()[card].then(|| crate::outside::Clock::now(&self.1) + 1)
+impl HealthSource for Inventory {
+    fn last_healthy_at(&self, card: usize) -> Option<Millis> {
+        self.0.lock()[card].then(|| crate::platform::Clock::now(&self.1) + 1)
     }
 }

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Agent, Trouble, cards_of, fresh, uuid};
 use crate::checkpoint::{Checkpoint, DeviationFile};
 use crate::decide::tests::world::{Around, CARDS, GPU};
-use crate::decide::{Books, GrantId, Millis, PodPhase, Resource, UpstreamDevice};
-use crate::outside::WriteStep;
+use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
+use crate::platform::WriteStep;
 
 pub(in super::super) struct Pure {
     around: Around,
     broken: bool,
-    books: parking_lot::Mutex<Books>,
+    state: parking_lot::Mutex<NodeState>,
     now: Millis,
     /// The version of the kubelet's book that it read.
     read: Option<u64>,
@@ -28,69 +28,69 @@ struct Answer {
 impl Pure {
     fn take_book(&mut self) {
         let kubelet = self.around.kubelet.lock();
-        let (books, now, version) = (self.books.get_mut(), self.now, Some(kubelet.version()));
+        let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
         match Checkpoint::parse(kubelet.book()) {
             Ok(_) if kubelet.is_spoilt() => panic!("half a book was read as a whole one"),
-            Ok(book) if self.read == version => books.observe_same_book(&book, now),
+            Ok(book) if self.read == version => state.ingest_unchanged_checkpoint(&book, now),
             Ok(book) => {
-                books.observe_book(&book, now);
+                state.ingest_checkpoint(&book, now);
                 self.read = version;
             }
-            Err(_) => books.observe_refused_book(now),
+            Err(_) => state.observe_unreadable_checkpoint(now),
         }
     }
 
     /// Looks for a pod that nobody has told of.
     fn look_for(&mut self, resource: &Resource, size: usize) {
         let Resource::Shared(shared) = *resource else { return };
-        let (books, api) = (self.books.get_mut(), self.around.api.lock());
-        if books.has_candidate(shared, size) || api.away {
+        let (state, api) = (self.state.get_mut(), self.around.api.lock());
+        if state.has_candidate(shared, size) || api.away {
             return;
         }
         for pod in api.pods.values().filter(|pod| pod.phase == PodPhase::Pending) {
-            if books.pod(&pod.uid).is_none() {
-                books.observe_pod(pod.clone(), self.now);
+            if state.pod(&pod.uid).is_none() {
+                state.observe_pod(pod.clone(), self.now);
             }
         }
     }
 
     fn decide(&mut self, resource: &str, ids: &[String]) -> Option<Answer> {
-        let (books, now) = (self.books.get_mut(), self.now);
-        match books.resource(resource) {
+        let (state, now) = (self.state.get_mut(), self.now);
+        match state.resource(resource) {
             Resource::Shared(shared) => {
-                let granted = books.allocate_shared(shared, ids, now).ok()?;
+                let granted = state.allocate_shared(shared, ids, now).ok()?;
                 let cards = granted.cards.iter().map(|card| card.position()).collect();
-                Some(Answer { grant: granted.grant, cards, again: granted.again })
+                Some(Answer { grant: granted.grant, cards, again: granted.repeated })
             }
             Resource::Legacy(_) => {
-                let granted = books.allocate_legacy(resource, ids, now).ok()?;
+                let granted = state.allocate_legacy(resource, ids, now).ok()?;
                 let cards = cards_of(granted.devices.iter().map(String::as_str))?;
-                Some(Answer { grant: granted.grant, cards, again: granted.again })
+                Some(Answer { grant: granted.grant, cards, again: granted.repeated })
             }
         }
     }
 
     fn write(&mut self) {
-        self.deviations = self.books.get_mut().deviations();
+        self.deviations = self.state.get_mut().deviations();
     }
 }
 
 impl Agent for Pure {
     fn start(around: Around, broken: bool) -> Self {
         let well = vec![true; CARDS];
-        let books = parking_lot::Mutex::new(fresh(broken, &well));
+        let state = parking_lot::Mutex::new(fresh(broken, &well));
         let deviations = DeviationFile::default();
-        let mut agent = Self { around, broken, books, now: 1, read: None, deviations, well };
+        let mut agent = Self { around, broken, state, now: 1, read: None, deviations, well };
         agent.nvidia_returns();
         agent
     }
 
     fn restart(&mut self) {
-        *self.books.get_mut() = fresh(self.broken, &self.well);
+        *self.state.get_mut() = fresh(self.broken, &self.well);
         self.read = None;
-        self.books.get_mut().remember(self.deviations.data.entries.clone());
+        self.state.get_mut().restore_deviations(self.deviations.data.entries.clone());
         self.tick();
-        self.read_book();
+        self.read_checkpoint();
         self.nvidia_returns();
     }
 
@@ -104,14 +104,14 @@ impl Agent for Pure {
 
     fn pass(&mut self, milliseconds: Millis) {
         self.now += milliseconds;
-        self.books.get_mut().reconcile(self.now);
+        self.state.get_mut().reconcile(self.now);
     }
 
-    fn tell<R>(&self, what: impl FnOnce(&mut Books, Millis) -> R) -> R {
-        what(&mut self.books.lock(), self.now)
+    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
+        what(&mut self.state.lock(), self.now)
     }
 
-    fn read_book(&mut self) {
+    fn read_checkpoint(&mut self) {
         if !self.is_up_to_date() {
             self.take_book();
         }
@@ -123,7 +123,7 @@ impl Agent for Pure {
 
     fn notice_kubelet(&mut self, at: Millis) {
         let whole = !self.around.kubelet.lock().is_spoilt();
-        self.books.get_mut().observe_kubelet_start(whole, at);
+        self.state.get_mut().observe_kubelet_start(whole, at);
         self.take_book();
     }
 
@@ -131,7 +131,7 @@ impl Agent for Pure {
         self.now += 1;
         let (asked, rows) = (self.now, self.around.kubelet.lock().list());
         self.now += 1;
-        self.books.get_mut().observe_list(&rows, asked, self.now);
+        self.state.get_mut().observe_pod_resources(&rows, asked, self.now);
     }
 
     fn set_well(&mut self, card: usize, well: bool) {
@@ -142,18 +142,18 @@ impl Agent for Pure {
         let devices = self.well.iter().enumerate();
         let devices =
             devices.map(|(n, well)| UpstreamDevice { id: uuid(n).into(), healthy: *well, numa: Vec::new() });
-        self.books.get_mut().observe_upstream(GPU, Some(devices.collect()));
+        self.state.get_mut().observe_upstream(GPU, Some(devices.collect()));
     }
 
     fn nvidia_goes(&mut self) {
-        self.books.get_mut().upstream_lost(GPU);
+        self.state.get_mut().upstream_lost(GPU);
     }
 
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>> {
-        let books = self.books.get_mut();
-        let listing = books.listing(&books.resource(resource), self.now);
+        let state = self.state.get_mut();
+        let listing = state.listing(&state.resource(resource), self.now);
         let mut list = BTreeMap::new();
-        books.spell_out(&listing, |device| {
+        state.for_each_device(&listing, |device| {
             list.insert(device.id.clone(), device.healthy);
         });
         Some(list)
@@ -168,13 +168,13 @@ impl Agent for Pure {
         must: Vec<String>,
         size: usize,
     ) -> Vec<String> {
-        self.read_book();
-        let kind = self.books.get_mut().resource(resource);
+        self.read_checkpoint();
+        let kind = self.state.get_mut().resource(resource);
         self.look_for(&kind, size);
-        let books = self.books.get_mut();
+        let state = self.state.get_mut();
         match kind {
-            Resource::Shared(shared) => books.prefer_shared(shared, &offered, &must, size),
-            Resource::Legacy(_) => books.offer_legacy(&offered, &must, size),
+            Resource::Shared(shared) => state.preferred_shared(shared, &offered, &must, size),
+            Resource::Legacy(_) => state.available_legacy(&offered, &must, size),
         }
     }
 
@@ -184,13 +184,13 @@ impl Agent for Pure {
         ids: Vec<String>,
         trouble: Trouble,
     ) -> Option<BTreeSet<usize>> {
-        self.read_book();
-        let kind = self.books.get_mut().resource(resource);
+        self.read_checkpoint();
+        let kind = self.state.get_mut().resource(resource);
         self.look_for(&kind, ids.len());
         let answer = self.decide(resource, &ids)?;
         let fails = match trouble {
             Trouble::NvidiaRefuses | Trouble::NvidiaHangs => resource == GPU,
-            Trouble::DiskFails(_) => self.deviations != self.books.get_mut().deviations(),
+            Trouble::DiskFails(_) => self.deviations != self.state.get_mut().deviations(),
             Trouble::Dies(step) => {
                 if step > WriteStep::Rename as u8 {
                     self.write();
@@ -201,7 +201,7 @@ impl Agent for Pure {
         };
         if fails {
             if !answer.again {
-                self.books.get_mut().take_back(answer.grant);
+                self.state.get_mut().roll_back(answer.grant);
             }
             return None;
         }
@@ -210,15 +210,15 @@ impl Agent for Pure {
     }
 
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool {
-        let Resource::Shared(shared) = self.books.get_mut().resource(resource) else { return true };
-        self.read_book();
-        if self.books.get_mut().may_start(shared, &ids).is_err() {
+        let Resource::Shared(shared) = self.state.get_mut().resource(resource) else { return true };
+        self.read_checkpoint();
+        if self.state.get_mut().may_start(shared, &ids).is_err() {
             self.ask();
-            if self.books.get_mut().may_start(shared, &ids).is_err() {
+            if self.state.get_mut().may_start(shared, &ids).is_err() {
                 return false;
             }
         }
-        let (known, wanted) = (&self.deviations, self.books.get_mut().deviations());
+        let (known, wanted) = (&self.deviations, self.state.get_mut().deviations());
         if *known == wanted {
             return true;
         }

@@ -22,16 +22,16 @@ use super::nvidia::{Inventory, Nvidia, Socket};
 use super::{Agent, Trouble, cards_of, fresh, topology};
 use crate::cluster::pods::take_pending;
 use crate::decide::tests::world::{Api, Around, CARDS, CORE, GPU, Kubelet, MEMORY};
-use crate::decide::{Books, Millis, PodPhase};
+use crate::decide::{Millis, NodeState, PodPhase};
 use crate::isolation::NoIsolation;
 use crate::kubelet::podresources::{ContainerDevices, PodResourcesError};
 use crate::metrics::Metrics;
 use crate::node::{ANSWERED, Node, Paths, PodLookup};
 use crate::nvidia::Upstreams;
-use crate::outside::{Clock, Disk, Outside, PodResources, replace};
+use crate::platform::{Clock, Disk, Platform, PodResources, replace};
 use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
-use crate::plugins::shared::{Giving, SharedPlugin};
+use crate::plugins::shared::{AllocateConfig, SharedPlugin};
 use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
 use crate::proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
@@ -71,7 +71,7 @@ impl Services {
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let inside = runtime.enter();
         let clock = LifeClock { at, born: Instant::now() };
-        let outside = Outside {
+        let platform = Platform {
             clock: Box::new(clock),
             disk: Box::new(self.disk.clone()),
             pod_resources: Box::new(KubeletApi(self.around.kubelet.clone())),
@@ -79,19 +79,22 @@ impl Services {
         };
         let kubelet = self.folder.path().to_path_buf();
         let paths = Paths { state: kubelet.join("device-plugins/gpu-migrate"), kubelet };
-        let books = fresh(self.broken, &self.well.lock());
-        let node = Node::start_in(outside, paths, books, topology(), Metrics::default()).unwrap();
+        let state = fresh(self.broken, &self.well.lock());
+        let node = Node::start_in(platform, paths, state, topology(), Metrics::default()).unwrap();
         node.lookup.set(Box::new(ApiServer(self.around.api.clone()))).unwrap();
         let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.well.clone(), clock)));
-        let giving =
-            Arc::new(Giving { style: AnswerStyle::default(), isolation: Arc::new(NoIsolation), cdi: None });
+        let config = Arc::new(AllocateConfig {
+            style: AnswerStyle::default(),
+            isolation: Arc::new(NoIsolation),
+            cdi: None,
+        });
         let shared =
-            |resource| SharedPlugin::new(node.clone(), resource, giving.clone(), CancellationToken::new());
+            |resource| SharedPlugin::new(node.clone(), resource, config.clone(), CancellationToken::new());
         let (cores, memory) = (shared(SharedResource::Cores), shared(SharedResource::Memory));
         let legacy = LegacyPlugin::new(node.clone(), upstreams.clone(), GPU.into(), CancellationToken::new());
         let lists = BTreeMap::new();
         let spreading = node.clone();
-        runtime.spawn(async move { spreading.spread_changes().await });
+        runtime.spawn(async move { spreading.forward_changes().await });
         drop(inside);
         self.life = Some(Life { node, upstreams, cores, memory, legacy, lists, clock, runtime });
         self.has_read();
@@ -111,7 +114,7 @@ impl Services {
     }
 
     fn is_registered(&self) -> bool {
-        self.life().upstreams.standing().get(GPU) == Some(&true)
+        self.life().upstreams.registered_resources().get(GPU) == Some(&true)
     }
 }
 
@@ -178,18 +181,18 @@ impl Agent for Services {
 
     fn pass(&mut self, milliseconds: Millis) {
         self.life().pass(milliseconds);
-        self.tell(Books::reconcile);
+        self.tell(NodeState::reconcile);
     }
 
-    fn tell<R>(&self, what: impl FnOnce(&mut Books, Millis) -> R) -> R {
+    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
         let _inside = self.life().runtime.enter();
         self.life().node.with(what)
     }
 
-    fn read_book(&mut self) {
+    fn read_checkpoint(&mut self) {
         {
             let _inside = self.life().runtime.enter();
-            self.life().node.read_book();
+            self.life().node.read_checkpoint();
         }
         self.has_read();
     }
@@ -211,7 +214,7 @@ impl Agent for Services {
         life.settle();
         // As the comparison of sources does, whenever it has a list.
         life.wait(async {
-            life.node.ask_pod_resources().await.unwrap();
+            life.node.list_pod_resources().await.unwrap();
             life.node.write_deviations().unwrap();
         });
         life.settle();
@@ -423,7 +426,7 @@ struct ApiServer(Arc<Mutex<Api>>);
 
 #[tonic::async_trait]
 impl PodLookup for ApiServer {
-    async fn look(&self, node: &Node) {
+    async fn refresh(&self, node: &Node) {
         let pending: Option<Vec<_>> = {
             let api = self.0.lock();
             let pods = api.pods.values().filter(|pod| pod.phase == PodPhase::Pending);

@@ -91,7 +91,7 @@ impl<A: Agent> World<A> {
             lingering: BTreeMap::new(),
         };
         world.agent.tell(|books, now| books.observe_pods(Vec::new(), now));
-        world.agent.read_book();
+        world.agent.read_checkpoint();
         world.kubelet_hears_all();
         world
     }
@@ -193,21 +193,21 @@ impl<A: Agent> World<A> {
     }
 
     /// The agent looks at the kubelet's book.
-    pub(super) fn read_book(&mut self) {
-        self.agent.read_book();
+    pub(super) fn read_checkpoint(&mut self) {
+        self.agent.read_checkpoint();
     }
 
     /// The kubelet writes its book. The agent has read the version before: a watch tells it of each.
     fn write_book(&mut self) {
-        self.agent.read_book();
+        self.agent.read_checkpoint();
         self.kubelet.lock().write();
     }
 
     /// Something cuts the book on disk short; not within the milliseconds before the agent has read it.
     pub(super) fn spoil_book(&mut self) {
-        self.agent.read_book();
+        self.agent.read_checkpoint();
         self.kubelet.lock().spoil();
-        self.agent.read_book();
+        self.agent.read_checkpoint();
     }
 
     /// The agent asks pod-resources.
@@ -281,7 +281,7 @@ impl<A: Agent> World<A> {
     /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
     pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
         let spoilt = self.kubelet.lock().spoilt;
-        if spoilt && !self.agent.tell(|books, _| books.is_open()) {
+        if spoilt && !self.agent.tell(|books, _| books.is_ready()) {
             return;
         }
         self.agent.tick();
@@ -302,7 +302,7 @@ impl<A: Agent> World<A> {
             self.notice();
         }
         self.agent.tick();
-        self.agent.read_book();
+        self.agent.read_checkpoint();
         self.kubelet_hears_all();
     }
 

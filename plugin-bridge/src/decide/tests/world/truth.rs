@@ -49,7 +49,7 @@ impl<A: Agent> World<A> {
         self.agent.tell(|books, _| {
             for card in 0..CARDS {
                 let free = books.ledger().state(CardIndex::from(card)) == CardState::Free;
-                self.check_card(card, books.is_open() && free)?;
+                self.check_card(card, books.is_ready() && free)?;
             }
             Ok::<_, String>(())
         })?;

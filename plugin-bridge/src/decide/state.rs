@@ -59,7 +59,7 @@ pub struct UpstreamDevice {
 
 /// The node's books. See the [module](super).
 #[derive(Clone, Debug)]
-pub struct Books {
+pub struct NodeState {
     pub(super) settings: Settings,
     pub(super) layout: Layout,
     pub(super) ledger: Ledger,
@@ -76,24 +76,24 @@ pub struct Books {
     pub(super) journal: Vec<Deviation>,
     pub(super) withdrawn: BTreeMap<String, Millis>,
     /// When the kubelet's book was last read whole.
-    pub(super) book_read: Option<Millis>,
+    pub(super) checkpoint_read_at: Option<Millis>,
     /// When the kubelet was last seen to start anew, until its book has been read after that.
     pub(super) restarted: Option<Millis>,
     /// Promises up to this one can be named by the version of the kubelet's book that was read last.
-    pub(super) book_mark: u64,
+    pub(super) checkpoint_mark: u64,
     /// The book on disk is not whole: what it does not say means nothing.
-    pub(super) book_refused: bool,
+    pub(super) checkpoint_unreadable: bool,
     /// When the kubelet last started anew without its book, or the book was last found cut short: their silence says nothing
     /// about what was given before.
-    pub(super) amnesia: Option<Millis>,
+    pub(super) checkpoint_lost_at: Option<Millis>,
     /// Whether it is known what was given out before: until then nothing is.
     pub(super) opened: bool,
     /// This life began with a book that could not be read.
-    pub(super) started_blind: bool,
+    pub(super) started_without_checkpoint: bool,
     /// When such a life first learnt from any source what was given out before.
-    pub(super) first_look: Option<Millis>,
+    pub(super) first_observation: Option<Millis>,
     /// The kubelet's book was looked for and is not there.
-    pub(super) no_book: bool,
+    pub(super) checkpoint_missing: bool,
     /// The latest moment heard of.
     pub(super) clock: Millis,
     next: u64,
@@ -101,7 +101,7 @@ pub struct Books {
     freed: u64,
 }
 
-impl Books {
+impl NodeState {
     /// Empty books over the cards of this node.
     #[must_use]
     pub fn new(settings: Settings, cards: Vec<Card>, topology: &Topology) -> Self {
@@ -119,15 +119,15 @@ impl Books {
             processes: BTreeMap::new(),
             journal: Vec::new(),
             withdrawn: BTreeMap::new(),
-            book_read: None,
+            checkpoint_read_at: None,
             restarted: None,
-            amnesia: None,
-            book_mark: 0,
-            book_refused: false,
+            checkpoint_lost_at: None,
+            checkpoint_mark: 0,
+            checkpoint_unreadable: false,
             opened: false,
-            started_blind: false,
-            first_look: None,
-            no_book: false,
+            started_without_checkpoint: false,
+            first_observation: None,
+            checkpoint_missing: false,
             clock: 0,
             next: 0,
             version: 0,
@@ -136,12 +136,12 @@ impl Books {
     }
 
     /// Takes over the deviations that an earlier life of this agent wrote down. Before the kubelet's book is read.
-    pub fn remember(&mut self, deviations: Vec<Deviation>) {
+    pub fn restore_deviations(&mut self, deviations: Vec<Deviation>) {
         self.journal = deviations;
     }
 
     /// Which card each part (MIG device) is on, where its ID does not say.
-    pub fn set_parts(&mut self, parts: BTreeMap<String, CardIndex>) {
+    pub fn set_mig_devices(&mut self, parts: BTreeMap<String, CardIndex>) {
         self.parts = parts;
     }
 
@@ -170,7 +170,7 @@ impl Books {
 
     /// Whether it is known what was given out before this process started; until then nothing is given out.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         self.opened
     }
 
@@ -293,12 +293,12 @@ impl Books {
     /// Writes a new promise down, by the ledger's rules. Devices of containers that ended, or hand theirs on, change owner.
     ///
     /// `confirmed` names the container where the kubelet's book has said it.
-    pub(super) fn promise(&mut self, mut grant: Grant) -> Result<GrantId, NotPromised> {
+    pub(super) fn allocate(&mut self, mut grant: Grant) -> Result<GrantId, GrantError> {
         for key in &grant.actual {
             if let Some(owner) = self.owner.get(key)
-                && !self.hands_on(*owner, &grant, grant.since)
+                && !self.may_transfer_devices(*owner, &grant, grant.since)
             {
-                return Err(NotPromised::Owned { owner: self.grants[owner].holder.clone() });
+                return Err(GrantError::Owned { owner: self.grants[owner].holder.clone() });
             }
         }
         let id = self.next_id();
@@ -318,7 +318,7 @@ impl Books {
             .collect();
         self.grants.insert(id, grant);
         for other in &others {
-            self.settle(other, Rules::Found).ok();
+            self.settle(other, Rules::Observed).ok();
         }
         if let Err(refused) = self.settle(&holder, Rules::Checked) {
             self.grants.remove(&id);
@@ -329,16 +329,16 @@ impl Books {
                 };
             }
             for other in others.iter().chain([&holder]) {
-                self.settle(other, Rules::Found).ok();
+                self.settle(other, Rules::Observed).ok();
             }
-            return Err(NotPromised::Refused(refused));
+            return Err(GrantError::Refused(refused));
         }
         self.touch();
         Ok(id)
     }
 
     /// Writes down what was found in the kubelet's book, even against the rules.
-    pub(super) fn found(&mut self, grant: Grant) -> GrantId {
+    pub(super) fn record_observed(&mut self, grant: Grant) -> GrantId {
         let id = self.next_id();
         let holder = grant.holder.clone();
         let mut others = BTreeSet::new();
@@ -349,7 +349,7 @@ impl Books {
         }
         self.grants.insert(id, grant);
         for other in others.iter().chain([&holder]) {
-            self.settle(other, Rules::Found).ok();
+            self.settle(other, Rules::Observed).ok();
         }
         self.touch();
         id
@@ -359,9 +359,9 @@ impl Books {
     pub(super) fn release(&mut self, id: GrantId) {
         let Some(grant) = self.grants.remove(&id) else { return };
         let mut heirs = BTreeSet::from([grant.holder]);
-        heirs.extend(self.let_go(id, &grant.actual));
+        heirs.extend(self.release_devices(id, &grant.actual));
         for holder in &heirs {
-            self.settle(holder, Rules::Found).ok();
+            self.settle(holder, Rules::Observed).ok();
         }
         self.touch();
         self.freed += 1;
@@ -374,7 +374,7 @@ impl Books {
         let before = std::mem::replace(&mut grant.actual, actual.clone());
         let mut concerned = BTreeSet::from([grant.holder.clone()]);
         let left: BTreeSet<DeviceKey> = before.difference(&actual).cloned().collect();
-        concerned.extend(self.let_go(id, &left));
+        concerned.extend(self.release_devices(id, &left));
         let init = self.is_init(&self.grants[&id].holder);
         for key in actual {
             match self.owner.get(&key) {
@@ -389,14 +389,14 @@ impl Books {
             }
         }
         for holder in &concerned {
-            self.settle(holder, Rules::Found).ok();
+            self.settle(holder, Rules::Observed).ok();
         }
         self.touch();
         self.freed += 1;
     }
 
     /// A promise does not have these devices any more: they go to others that have them too, who are returned.
-    fn let_go(&mut self, id: GrantId, keys: &BTreeSet<DeviceKey>) -> BTreeSet<HolderId> {
+    fn release_devices(&mut self, id: GrantId, keys: &BTreeSet<DeviceKey>) -> BTreeSet<HolderId> {
         let mut heirs = BTreeSet::new();
         for key in keys {
             if self.owner.get(key) != Some(&id) {
@@ -421,14 +421,14 @@ impl Books {
         grant.absent_since = None;
         let before = std::mem::replace(&mut grant.holder, holder.clone());
         if before != holder {
-            self.settle(&before, Rules::Found).ok();
-            self.settle(&holder, Rules::Found).ok();
+            self.settle(&before, Rules::Observed).ok();
+            self.settle(&holder, Rules::Observed).ok();
         }
         self.touch();
     }
 
     /// Whether `owner`'s devices may go to the new promise: its container ended, or hands its devices on by design.
-    pub(super) fn hands_on(&self, owner: GrantId, new: &Grant, now: Millis) -> bool {
+    pub(super) fn may_transfer_devices(&self, owner: GrantId, new: &Grant, now: Millis) -> bool {
         let Some(old) = self.grants.get(&owner) else { return true };
         if new.confirmed && new.holder.pod_uid == old.holder.pod_uid {
             return true;
@@ -436,15 +436,15 @@ impl Books {
         if !old.confirmed {
             // The kubelet gives it out again without ever having written it down: it was never taken up. A promise
             // for devices that the kubelet did *not* ask for is not called back by that.
-            return !old.kubelet.is_disjoint(&new.kubelet)
-                && !self.predates_amnesia(old)
-                && !self.book_refused;
+            return !old.requested.is_disjoint(&new.requested)
+                && !self.predates_checkpoint_loss(old)
+                && !self.checkpoint_unreadable;
         }
         let Some(pod) = self.pods.get(&old.holder.pod_uid) else {
             // Seen to leave the API, and had time to end. Of a pod that was never seen, nothing is known yet.
             let uid = &old.holder.pod_uid;
             return self.pods.has_departed(uid)
-                && self.pods.had_time_to_end(uid, now, self.settings.force_grace);
+                && self.pods.force_delete_grace_elapsed(uid, now, self.settings.force_grace);
         };
         if pod.phase.terminal() {
             return true;
@@ -452,13 +452,13 @@ impl Books {
         // A kubelet that has lost its book does not hand on: it gives out anew what it has forgotten.
         let kind = pod.container(&old.holder.container).map(|c| c.ask.kind);
         kind == Some(ContainerKind::Init)
-            && !old.kubelet.is_disjoint(&new.kubelet)
-            && !self.predates_amnesia(old)
+            && !old.requested.is_disjoint(&new.requested)
+            && !self.predates_checkpoint_loss(old)
     }
 
     /// The kubelet may have written it down and lost it since.
-    pub(super) fn predates_amnesia(&self, grant: &Grant) -> bool {
-        self.amnesia.is_some_and(|at| grant.since <= at)
+    pub(super) fn predates_checkpoint_loss(&self, grant: &Grant) -> bool {
+        self.checkpoint_lost_at.is_some_and(|at| grant.since <= at)
     }
 
     /// Brings the ledger's holds of one holder in line with the devices it owns.
@@ -530,12 +530,12 @@ enum Rules {
     /// A new promise: the invariants decide.
     Checked,
     /// A fact: it is written down, and shown as disputed where it breaks a rule.
-    Found,
+    Observed,
 }
 
 /// Why a promise was not made. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotPromised {
+pub(super) enum GrantError {
     /// A device of it is still somebody's.
     #[error("a device of it is still held by {owner}")]
     Owned {

@@ -13,7 +13,7 @@ use crate::kubelet::podresources::{self, ContainerDevices, PodResourcesError};
 
 /// Everything outside.
 #[derive(Debug)]
-pub struct Outside {
+pub struct Platform {
     /// What time it is.
     pub clock: Box<dyn Clock>,
     /// Where our own files are written.
@@ -24,7 +24,7 @@ pub struct Outside {
     pub sockets: Box<dyn Sockets>,
 }
 
-impl Outside {
+impl Platform {
     /// The real one, with the pod-resources API at this socket.
     #[must_use]
     pub fn real(pod_resources: PathBuf) -> Self {

@@ -11,9 +11,9 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 
 use super::grants::DeviceKey;
 use super::plan::Plan;
-use super::{Books, PodView};
+use super::{NodeState, PodView};
 
-impl Books {
+impl NodeState {
     /// Whether the devices asked for are on cards that can take the whole container.
     pub(super) fn fits_as_asked(
         &self,
@@ -44,10 +44,10 @@ impl Books {
         for view in cards.iter().filter_map(|card| views.get(card.position())) {
             // What the init containers of the same pod hand on is counted as free by `views`; the ledger has the last word
             // about this resource, so only the *other* resource's room is looked at here.
-            let handed_on = keys.iter().any(|k| self.owner.contains_key(k));
+            let transferable = keys.iter().any(|k| self.owner.contains_key(k));
             let (cores, blocks) = (plan.demand.cores, plan.demand.blocks);
             let fits = match (resource, whole) {
-                _ if handed_on => true,
+                _ if transferable => true,
                 (_, Some(_)) => view.cores_left == Cores::CARD,
                 (SharedResource::Cores, None) => view.blocks_left >= blocks,
                 (SharedResource::Memory, None) => view.cores_left >= cores,
@@ -123,7 +123,7 @@ impl Books {
             }
         }
         if let Some(pod) = for_whom.and_then(|h| self.pods.get(&h.pod_uid)) {
-            self.add_handed_on(&mut views, pod);
+            self.add_transferable(&mut views, pod);
         }
         if reservations == Reservations::Respect {
             for (card, (cores, blocks)) in self.reserved_for_others(for_whom) {
@@ -139,10 +139,10 @@ impl Books {
         views
     }
 
-    fn add_handed_on(&self, views: &mut [CardView], pod: &PodView) {
+    fn add_transferable(&self, views: &mut [CardView], pod: &PodView) {
         let inits = pod.containers.iter().filter(|c| c.ask.kind == ContainerKind::Init);
         for holder in inits.map(|c| HolderId::new(&pod.uid, &c.ask.name)) {
-            let mine = self.grants.iter().filter(|(_, g)| g.whose() == Some(&holder));
+            let mine = self.grants.iter().filter(|(_, g)| g.holder_or_candidate() == Some(&holder));
             for key in mine.flat_map(|(id, g)| g.actual.iter().filter(|k| self.owner.get(k) == Some(id))) {
                 let Some(view) = self.card_of(key).and_then(|card| views.get_mut(card.position())) else {
                     continue;
@@ -165,7 +165,7 @@ impl Books {
     /// What pending pods are about to take of each card, by the extender's choice.
     pub(super) fn reserved_for_others(&self, but: Option<&HolderId>) -> BTreeMap<CardIndex, (Cores, Blocks)> {
         let mut reserved: BTreeMap<CardIndex, (Cores, Blocks)> = BTreeMap::new();
-        let promised = self.promised();
+        let granted = self.grants_by_container();
         for (pod, container) in self.pending_shared() {
             if but.is_some_and(|h| h.pod_uid == pod.uid) {
                 continue;
@@ -174,10 +174,10 @@ impl Books {
             let share = &container.ask.demand;
             for card in &container.reserved {
                 let slot = reserved.entry(*card).or_default();
-                if promised.of(pod, container, SharedResource::Cores).is_none() {
+                if granted.of(pod, container, SharedResource::Cores).is_none() {
                     slot.0 += Cores(share.cores.0 / count);
                 }
-                if promised.of(pod, container, SharedResource::Memory).is_none() {
+                if granted.of(pod, container, SharedResource::Memory).is_none() {
                     slot.1 += Blocks(share.blocks.0.div_ceil(count));
                 }
             }

@@ -25,13 +25,13 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
         let mut last: Option<Listing> = None;
         loop {
             changes.borrow_and_update();
-            let (listing, back) = node.with(|books, now| {
-                let back = books.next_return(now).map(|at| Duration::from_millis(at - now));
-                (books.listing(&resource, now), back)
+            let (listing, back) = node.with(|state, now| {
+                let back = state.next_withdrawal_end(now).map(|at| Duration::from_millis(at - now));
+                (state.listing(&resource, now), back)
             });
             if last.as_ref() != Some(&listing) {
                 let mut writer = ListWriter::default();
-                node.with(|books, _| books.spell_out(&listing, |device| write(device, &mut writer)));
+                node.with(|state, _| state.for_each_device(&listing, |device| write(device, &mut writer)));
                 if sender.send(Ok(writer.finish())).await.is_err() {
                     return;
                 }
