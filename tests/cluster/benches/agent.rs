@@ -3,7 +3,7 @@
 //! `GPU_MIGRATE_CLUSTER=1 cargo bench -p gpu-migrate-cluster-tests --bench agent` (root, like the scenarios; no cluster is started). The
 //! kubelet is a socket of this program, in a mount namespace of its own since NVIDIA's plugin knows only `/var/lib/kubelet`. Both
 //! programs find eight cards in the same stand-in for NVML. All times are seen from the kubelet's side of the socket, medians over
-//! lives that take turns. Targets: registered within 50 ms with an inventory file and twice NVIDIA's plugin over NVML, an Allocate
+//! runs of each in turn. Targets: registered within 50 ms with an inventory file and twice NVIDIA's plugin over NVML, an Allocate
 //! within 300 µs, less than 150 µs more for one that is passed through, 14 MiB with an inventory file.
 
 use std::{
@@ -44,7 +44,7 @@ use tonic::{
 
 /// Set in the copy of this program that has its own mounts.
 const INSIDE: &str = "GPU_MIGRATE_BENCH_INSIDE";
-const LIVES: usize = 15;
+const RUNS: usize = 15;
 /// Pods on the node whose containers run, and pods that the kubelet admits during the bench: 50.
 const RUNNING: u32 = 30;
 const WAITING: u32 = 20;
@@ -85,13 +85,13 @@ async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
     let bench = Bench { programs, bridge };
     let (mut nvidia, mut nvml, mut file, mut behind) =
         (Figures::default(), Figures::default(), Figures::default(), Figures::default());
-    for _ in 0..LIVES {
+    for _ in 0..RUNS {
         bench.nvidia_alone(&mut nvidia).await?;
         bench.agent(Cards::Nvml, &mut nvml, None).await?;
         bench.agent(Cards::File, &mut file, Some(&mut behind)).await?;
     }
     println!(
-        "{LIVES} lives each, medians; {WAITING} Allocates of each kind in a life; 8 cards, 50 pods on the node"
+        "{RUNS} runs each, medians; {WAITING} Allocates of each kind in a run; 8 cards, 50 pods on the node"
     );
     println!(
         "| | from exec to registered | GetDevicePluginOptions | Allocate, whole card | Allocate, cores | Allocate, memory | resident memory |"
@@ -269,9 +269,9 @@ impl Runbook {
 
     fn replace(&self) -> Result<()> {
         let text = json!({"Data": {"PodDeviceEntries": self.0, "RegisteredDevices": {}}, "Checksum": 1});
-        let beside = folder().join(".book");
-        fs::write(&beside, text.to_string())?;
-        Ok(fs::rename(beside, folder().join("kubelet_internal_checkpoint"))?)
+        let draft = folder().join(".checkpoint");
+        fs::write(&draft, text.to_string())?;
+        Ok(fs::rename(draft, folder().join("kubelet_internal_checkpoint"))?)
     }
 
     /// Writes these down as well, and leaves the time that passes before the next pod.
@@ -395,7 +395,7 @@ struct Kubelet {
     early: Vec<(RegisterRequest, Instant)>,
     /// End when dropped.
     _servers: tokio::task::JoinSet<Result<(), tonic::transport::Error>>,
-    /// A kubelet reads what every plugin lists for as long as it lives.
+    /// A kubelet reads what every plugin lists until it stops.
     lists: tokio::task::JoinSet<()>,
 }
 
@@ -443,7 +443,7 @@ impl Kubelet {
             }
             let next = timeout(TIMEOUT, self.registrations.recv()).await;
             self.early.push(
-                next.with_context(|| format!("nobody registers {resource}"))?
+                next.with_context(|| format!("{resource} was not registered"))?
                     .context("the socket is gone")?,
             );
         };

@@ -108,7 +108,7 @@ async fn rate(cluster: &mut Cluster, name: &str, extender: Option<u16>) -> Resul
 
 /// From the first pod that is bound to the last.
 async fn all_bound(pods: Api<PartialObjectMeta<Pod>>) -> Result<Duration> {
-    // A pod enters this selection when it is bound. Of its metadata alone, so that looking costs little beside the work.
+    // A pod enters this selection when it is bound. Of its metadata alone, so that watching costs little.
     let bound = Config::default().fields("spec.nodeName!=");
     let mut events = pin!(watcher(pods, bound).default_backoff());
     let (mut seen, mut first) = (BTreeSet::new(), None);
@@ -117,7 +117,7 @@ async fn all_bound(pods: Api<PartialObjectMeta<Pod>>) -> Result<Duration> {
         .await
         .with_context(|| format!("{} of {PODS} pods were bound within {LIMIT:?}", seen.len()))?
     {
-        // One that ends is begun anew by the watcher.
+        // The watcher restarts one that ends.
         let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event else { continue };
         seen.insert(pod.metadata.uid);
         let first = *first.get_or_insert_with(Instant::now);

@@ -1,8 +1,8 @@
-//! The apiserver's own record of what our programs asked of it: who, which verb, on what, and how it ended.
+//! The apiserver's audit log of our programs: user, verb, object and response code of each request.
 //!
-//! It is what tells a right that nobody uses from one that is needed, and one operator's writes from another's. One line a
-//! request, for our accounts only. Of some the content as well: Leases say who leads, and Bindings, annotations and GPUShadows
-//! which card was whose at which moment.
+//! It shows which granted verbs are used, and which operator replica wrote what. One line a
+//! request, for our accounts only. With the content of some: Leases for the leader, and Bindings, annotations and GPUShadows
+//! for the holders of each card over time.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::stage::SYSTEM_NAMESPACE;
 
-/// The file among the logs.
 pub const LOG: &str = "audit.jsonl";
 
 /// The programs that have an account.
@@ -26,7 +25,7 @@ pub fn account(program: &str) -> String {
     format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{program}")
 }
 
-/// What the apiserver is told to write down. Watches never end, so the start of an answer counts as well.
+/// The audit policy. Watches never end, so the stage ResponseStarted is logged as well.
 pub(crate) fn policy() -> Value {
     let users: Vec<String> = PROGRAMS.iter().map(|program| account(program)).collect();
     json!({
@@ -85,13 +84,13 @@ struct Answer {
 }
 
 impl Entry {
-    /// Whether it is of a program's account.
+    /// Whether a program's account sent it.
     #[must_use]
     pub fn is_of(&self, program: &str) -> bool {
         self.user.username == account(program)
     }
 
-    /// Whether whoever asked presented itself as one of this group: replicas of a program differ by it.
+    /// Whether the user is in this group: replicas of a program differ by it.
     #[must_use]
     pub fn in_group(&self, group: &str) -> bool {
         self.user.groups.contains(group)
@@ -114,19 +113,19 @@ impl Entry {
         self.object_ref.as_ref().map(|object| format!("{}/{}", object.namespace, object.name))
     }
 
-    /// Whether it was allowed: everything but 401 and 403, what failed for another reason included.
+    /// Whether it was allowed: any code but 401 and 403.
     #[must_use]
     pub fn allowed(&self) -> bool {
         !matches!(self.code(), Some(401 | 403))
     }
 
-    /// Whether it made something: a server-side apply, which is a patch, needs the right to create for that.
+    /// Whether it created an object: a server-side apply, which is a patch, needs the verb create for that.
     #[must_use]
     pub fn created(&self) -> bool {
         self.code() == Some(201)
     }
 
-    /// Whether it was done.
+    /// Whether it succeeded.
     #[must_use]
     pub fn done(&self) -> bool {
         self.code().is_some_and(|code| code < 300)
@@ -136,22 +135,19 @@ impl Entry {
         self.response_status.as_ref()?.code
     }
 
-    /// Who leads by this write of a Lease: `Some("")` is nobody. `None` for all that is no such write.
+    /// The leader by this write of a Lease; `Some("")` if it was released. `None` for any other request.
     #[must_use]
     pub fn leader(&self) -> Option<&str> {
         let write = ["create", "update", "patch"].contains(&self.verb.as_str()) && self.done();
         if !write || self.resource()?.1 != "leases" {
             return None;
         }
-        // A renewal names nobody: the holder stays.
+        // A renewal names no holder: it stays.
         Some(self.request_object.as_ref()?.pointer("/spec/holderIdentity")?.as_str().unwrap_or_default())
     }
 }
 
-/// What was asked so far, in the order of the answers.
-///
-/// # Errors
-/// If the file cannot be read, or a whole line of it cannot be understood.
+/// All requests so far, in the order of the responses.
 pub fn read(logs: &Path) -> Result<Vec<Entry>> {
     let path = logs.join(LOG);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -168,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_of_the_apiserver_is_understood() {
+    fn an_audit_event_of_the_apiserver_is_parsed() {
         let lease = |verb: &str, code: u16| -> Entry {
             serde_json::from_value(json!({
                 "kind": "Event", "level": "Request", "stage": "ResponseComplete", "verb": verb,
@@ -186,7 +182,7 @@ mod tests {
         assert_eq!(event.resource().unwrap(), ("coordination.k8s.io".to_owned(), "leases".to_owned()));
         assert_eq!((event.object().as_deref(), event.leader()), (Some("n/l"), Some("one")));
         assert_eq!(lease("get", 200).leader(), None);
-        assert_eq!(lease("patch", 409).leader(), None, "somebody else was faster");
+        assert_eq!(lease("patch", 409).leader(), None, "another replica was faster");
         assert!(!lease("patch", 403).allowed());
     }
 }

@@ -37,26 +37,18 @@ const PACKAGES: [(&str, &str); 8] = [
     ("go", "golang (1.26 or newer: Kubernetes asks for it)"),
 ];
 
-/// Paths of all programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
-    /// etcd.
     pub etcd: PathBuf,
-    /// containerd.
     pub containerd: PathBuf,
     /// containerd's own client, for the image import.
     pub ctr: PathBuf,
-    /// kube-apiserver.
     pub apiserver: PathBuf,
-    /// kube-controller-manager.
     pub controller_manager: PathBuf,
-    /// kube-scheduler.
     pub scheduler: PathBuf,
     /// kubectl, for the commands of the documents.
     pub kubectl: PathBuf,
-    /// kubelet.
     pub kubelet: PathBuf,
-    /// NVIDIA's device plugin.
     pub nvidia_plugin: PathBuf,
     /// The folder with the stand-in `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
@@ -64,7 +56,7 @@ pub struct Binaries {
     pub work: PathBuf,
 }
 
-/// Why the scenarios cannot run here, or `None` if nobody asked for them.
+/// Whether the scenarios are to run (`GPU_MIGRATE_CLUSTER=1`).
 ///
 /// # Errors
 /// If they were asked for (`GPU_MIGRATE_CLUSTER=1`) but something is missing: everything that is, in one message.
@@ -87,10 +79,7 @@ pub fn asked_for() -> Result<bool> {
 }
 
 impl Binaries {
-    /// Finds or builds all of them. Cold this takes minutes, so it says what it is doing.
-    ///
-    /// # Errors
-    /// If a program is neither found nor built.
+    /// Finds or builds all of them. A first build takes minutes, so each is announced.
     pub fn prepare() -> Result<Self> {
         let here = &crate::package_folder();
         Ok(Self {
@@ -114,23 +103,16 @@ impl Binaries {
     }
 }
 
-/// A program of Kubernetes.
 fn kubernetes(name: &str) -> Result<PathBuf> {
     go_tool(&crate::package_folder(), KUBERNETES_GO_MOD, "k8s.io/kubernetes", name)
 }
 
 /// kubectl.
-///
-/// # Errors
-/// If it is neither found nor built.
 pub fn kubectl() -> Result<PathBuf> {
     kubernetes("kubectl")
 }
 
 /// Helm, apart from [`Binaries`]: most scenarios do without it.
-///
-/// # Errors
-/// If it is neither found nor built.
 pub fn helm() -> Result<PathBuf> {
     go_tool(&crate::package_folder().join("helm"), HELM_GO_MOD, "helm.sh/helm/v3", "helm")
 }
@@ -200,9 +182,6 @@ fn nvml(here: &Path) -> Result<PathBuf> {
 }
 
 /// Our own binaries, freshly built, once a run, by the cargo that runs the tests and with its profile, so that they are never stale.
-///
-/// # Errors
-/// If cargo cannot build them.
 pub fn ours() -> Result<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(folder) = BUILT.get() {
@@ -216,7 +195,7 @@ fn build() -> Result<PathBuf> {
     if let Some(folder) = env::var_os("GPU_MIGRATE_BIN_DIR") {
         return Ok(folder.into());
     }
-    let me = env::current_exe().context("cannot tell where this test is")?;
+    let me = env::current_exe().context("cannot find the path of this test")?;
     let folder = me.ancestors().nth(2).context("a test is in <target>/<profile>/deps")?;
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",

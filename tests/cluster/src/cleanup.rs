@@ -107,7 +107,7 @@ fn processes() -> Result<Vec<Process>> {
         let Some(pid) = folder.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok()) else {
             continue;
         };
-        // A process that ends while we look is none.
+        // A process that exits meanwhile is left out.
         let (Ok(command), Ok(stat)) =
             (fs::read(folder.join("cmdline")), fs::read_to_string(folder.join("stat")))
         else {

@@ -28,10 +28,10 @@ use crate::{
     wait::{self, Seen},
 };
 
-/// Long enough for anything that works, on two busy cores.
+/// How long to wait for anything that works, on two busy cores.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a refusal for want of rights reads like, in small letters. A namespace that is going away is forbidden in other words.
+/// How the apiserver reports that RBAC forbids a request, in lower case; it differs from what a terminating namespace gives.
 const REFUSED: &str = "is forbidden: user";
 
 /// A running cluster. Dropping it stops everything and removes everything but the logs.
@@ -45,22 +45,19 @@ pub struct Cluster {
     pub(crate) stage: Option<Stage>,
     namespaces: Vec<String>,
     pub(crate) policies: Vec<String>,
-    /// Programs that run beside pods, see [`crate::programs`].
+    /// Programs that run on behalf of pods, see [`crate::pod_programs`].
     pub(crate) pod_programs: Vec<PodPrograms>,
-    /// Where the apiserver finds the webhook that runs beside a pod.
+    /// Where the apiserver reaches the webhook that runs on behalf of a pod.
     pub(crate) webhook_url: Option<String>,
-    /// Whether a stage was ever put on it: it is as new until then.
+    /// Whether a stage was ever entered; a new cluster has none.
     pub(crate) used: bool,
-    /// Nobody knows what is on it: the next scenario gets a new one.
+    /// Its state is unknown after a failure: the next scenario gets a new one.
     pub(crate) needs_recreation: bool,
     stopped: bool,
 }
 
 impl Cluster {
     /// Brings up Kubernetes and waits until a pod could be made: about ten seconds with all programs at hand.
-    ///
-    /// # Errors
-    /// If a component does not come up, with the end of its log.
     pub async fn start() -> Result<Self> {
         let mut cluster = Self::start_without_node().await?;
         cluster.start_node().await?;
@@ -68,9 +65,6 @@ impl Cluster {
     }
 
     /// The control plane alone: no pod ever starts.
-    ///
-    /// # Errors
-    /// If a component does not come up, with the end of its log.
     pub async fn start_without_node() -> Result<Self> {
         // A second provider in the graph would make rustls refuse to choose; an error here means one is set already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -156,9 +150,6 @@ impl Cluster {
     }
 
     /// Starts a component and keeps it; [`Cluster::remove`] takes it out again.
-    ///
-    /// # Errors
-    /// If it cannot be executed.
     pub fn add(&mut self, recipe: ProcessSpec) -> Result<()> {
         let mut component = Component::new(recipe, &self.setup.layout.logs());
         component.start()?;
@@ -167,9 +158,6 @@ impl Cluster {
     }
 
     /// Stops a component for good; none of that name is fine.
-    ///
-    /// # Errors
-    /// If it does not die.
     pub fn remove(&mut self, name: &str) -> Result<()> {
         if let Some(index) = self.components.iter().position(|c| c.name() == name) {
             self.components.remove(index).stop()?;
@@ -178,9 +166,6 @@ impl Cluster {
     }
 
     /// A component by its name.
-    ///
-    /// # Errors
-    /// If there is none.
     pub fn component(&mut self, name: &str) -> Result<&mut Component> {
         self.components
             .iter_mut()
@@ -188,31 +173,21 @@ impl Cluster {
             .with_context(|| format!("there is no component {name}"))
     }
 
-    /// All components, in the order of their start.
     pub fn components(&self) -> &[Component] {
         &self.components
     }
 
     /// SIGKILL.
-    ///
-    /// # Errors
-    /// If there is no such component.
     pub fn kill(&mut self, name: &str) -> Result<()> {
         self.component(name)?.kill()
     }
 
     /// Starts a component that was killed.
-    ///
-    /// # Errors
-    /// If there is none of the name or it cannot be started.
     pub fn start_component(&mut self, name: &str) -> Result<()> {
         self.component(name)?.start()
     }
 
     /// An orderly stop, then a start.
-    ///
-    /// # Errors
-    /// If there is no such component or it cannot be started.
     pub fn restart(&mut self, name: &str) -> Result<()> {
         let component = self.component(name)?;
         component.stop()?;
@@ -220,39 +195,27 @@ impl Cluster {
     }
 
     /// Fails if any component has ended by itself.
-    ///
-    /// # Errors
-    /// With the end of its log.
     pub fn check(&mut self) -> Result<()> {
         self.components.iter_mut().try_for_each(Component::check)
     }
 
-    /// Fails if one of our programs was refused something by the apiserver: then `deploy/` gives it too few rights, or it
-    /// does what it should not.
-    ///
-    /// # Errors
-    /// With the lines of its log that say so.
+    /// Fails if the apiserver forbade one of our programs a request: `deploy/` grants too little, or the program asks for too
+    /// much.
     pub fn check_forbidden(&self) -> Result<()> {
         let ours = self.components.iter().filter(|c| c.name().starts_with("gpu-migrate-"));
         ours.map(Component::name).try_for_each(|name| self.check_forbidden_of(name))
     }
 
     /// The same for one component.
-    ///
-    /// # Errors
-    /// With the lines of its log that say so.
     pub fn check_forbidden_of(&self, name: &str) -> Result<()> {
         let component = self.components.iter().find(|c| c.name() == name);
         let refused = component.map(|c| c.log_lines(REFUSED)).transpose()?.unwrap_or_default();
-        ensure!(refused.is_empty(), "{name} has too few rights:\n{}", refused.join("\n"));
+        ensure!(refused.is_empty(), "{name} was forbidden requests:\n{}", refused.join("\n"));
         Ok(())
     }
 
-    /// Waits, and gives up at once when a component dies meanwhile.
-    ///
-    /// # Errors
-    /// At the deadline, or with the end of a dead component's log.
-    pub async fn until<T, F, Fut>(&mut self, what: &str, within: Duration, mut look: F) -> Result<T>
+    /// [`wait::until`], which also fails as soon as a component exits.
+    pub async fn until<T, F, Fut>(&mut self, what: &str, within: Duration, mut poll: F) -> Result<T>
     where
         F: FnMut() -> Fut,
         Fut: Future<Output = Result<Seen<T>>>,
@@ -266,7 +229,7 @@ impl Cluster {
             {
                 let _ = sender.send(error);
             }
-            look()
+            poll()
         });
         tokio::select! {
             biased;
@@ -276,9 +239,6 @@ impl Cluster {
     }
 
     /// A namespace of its own for a scenario, with labels; [`Cluster::clean_up`] removes it.
-    ///
-    /// # Errors
-    /// If the API refuses it.
     pub async fn namespace(&mut self, name: &str, labels: &[(&str, &str)]) -> Result<String> {
         let labels: serde_json::Map<String, serde_json::Value> =
             labels.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
@@ -296,11 +256,8 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Removes what a scenario made, and waits until its pods are gone from the API and its containers from the node. The
-    /// namespaces themselves take the controller some seconds more, and their names never come again: they are not waited for.
-    ///
-    /// # Errors
-    /// If something stays.
+    /// Removes what a scenario created, and waits until its pods are gone from the API and its containers from the node. It does
+    /// not wait for the namespaces, which take the controller some seconds more: their names are never used again.
     pub async fn clean_up(&mut self) -> Result<()> {
         if std::mem::take(&mut self.needs_recreation) {
             return self.recreate().await;
@@ -330,10 +287,7 @@ impl Cluster {
         self.drop_fake_nodes().await
     }
 
-    /// What the node says it can still be asked for, of one resource; 0 if it does not know it.
-    ///
-    /// # Errors
-    /// If the node cannot be read or the quantity is no whole number.
+    /// The node's allocatable amount of a resource; 0 if it has none.
     pub async fn allocatable(&self, resource: &str) -> Result<u64> {
         let node = Api::<Node>::all(self.client.clone()).get(NODE).await?;
         let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
@@ -342,10 +296,7 @@ impl Cluster {
             .with_context(|| format!("allocatable {resource}"))
     }
 
-    /// A new cluster in place of one that somebody has touched.
-    ///
-    /// # Errors
-    /// If the old one does not stop or the new one does not start.
+    /// Replaces the cluster by a new one.
     pub(crate) async fn recreate(&mut self) -> Result<()> {
         self.stop()?;
         *self = Self::start().await?;
@@ -353,9 +304,6 @@ impl Cluster {
     }
 
     /// Stops everything in reverse order and removes what it made.
-    ///
-    /// # Errors
-    /// If something does not go.
     pub fn stop(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.stopped, true) {
             return Ok(());
@@ -383,14 +331,11 @@ async fn end(client: &Client, pod: &Pod) {
     }
     let grace = DeleteParams { grace_period_seconds: Some(u32::from(here)), ..DeleteParams::default() };
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    // One that is gone meanwhile is fine, and one that stays is seen.
+    // It may be gone already; one that stays is seen by the caller.
     let _ = pods.delete(&pod.name_any(), &grace).await;
 }
 
 /// A client for a kubeconfig file.
-///
-/// # Errors
-/// If the file is no kubeconfig.
 pub async fn client(kubeconfig: &std::path::Path) -> Result<Client> {
     let file = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;

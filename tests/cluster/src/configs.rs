@@ -21,18 +21,14 @@ pub const NODE: &str = "gpu-01";
 /// How long the scheduler waits for the extender. Gangs are held below it.
 pub const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the recipes are written from.
+/// What the components' processes are described from.
 #[derive(Debug)]
 pub struct Setup {
-    /// Folders.
     pub layout: Layout,
-    /// Ports.
     pub ports: Ports,
-    /// Certificates.
     pub pki: Pki,
-    /// Programs.
     pub binaries: Binaries,
-    /// A kubeconfig that may do everything.
+    /// The administrator's kubeconfig.
     pub admin: PathBuf,
 }
 
@@ -80,7 +76,7 @@ impl Setup {
     }
 
     /// kube-controller-manager as administrator: with an account for each controller it starts several seconds later. Its
-    /// client is not to be what limits a test that makes hundreds of pods.
+    /// client must not be the limit in a test that creates hundreds of pods.
     pub fn controller_manager(&self) -> ProcessSpec {
         ProcessSpec::new("kube-controller-manager", &self.binaries.controller_manager)
             .flag("kubeconfig", &self.admin)
@@ -208,7 +204,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "maxPods": 250,
             // What changes in the device plugins' lists reaches allocatable with the next tick: 10 s by default.
             "nodeStatusUpdateFrequency": "2s",
-            // And without a change it is told again, so that a test can wait for word from after an accident: 5 min by default.
+            // And reported without a change too, so that a test can wait for a status newer than a restart: 5 min by default.
             "nodeStatusReportFrequency": "2s",
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,

@@ -10,7 +10,7 @@ use crate::{cluster::Cluster, observe, workload::phase_and_why};
 const LOG_LINES: usize = 25;
 const EVENTS: usize = 40;
 
-/// Everything a person would look at first. Never fails: what cannot be had is said instead.
+/// Pods, Events, running containers and the ends of all logs. Never fails: what cannot be read is replaced by the error.
 pub async fn dump(cluster: &Cluster) -> String {
     let mut text = String::new();
     for part in [nodes(cluster).await, pods(cluster).await, events(cluster).await] {

@@ -1,4 +1,4 @@
-//! Asking our components' plain ports: health and metrics.
+//! GET on our components' admin ports: health and metrics.
 
 use anyhow::{Context, Result, ensure};
 use axum::body::Bytes;
@@ -6,13 +6,10 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
 /// The body of `http://127.0.0.1:<port><path>`.
-///
-/// # Errors
-/// If nobody answers, or with another status than 200; the body is in the message.
 pub async fn get(port: u16, path: &str) -> Result<String> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let uri = format!("http://127.0.0.1:{port}{path}").parse()?;
-    let answer = client.get(uri).await.with_context(|| format!("nobody answers {path} at port {port}"))?;
+    let answer = client.get(uri).await.with_context(|| format!("no answer to {path} at port {port}"))?;
     let status = answer.status();
     let body = String::from_utf8_lossy(&answer.into_body().collect().await?.to_bytes()).into_owned();
     ensure!(status == ::http::StatusCode::OK, "{path} at port {port}: {status} {body}");

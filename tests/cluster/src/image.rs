@@ -12,9 +12,6 @@ pub const WORK_IMAGE: &str = "gpu-migrate.test/work:1";
 pub const PAUSE_IMAGE: &str = "gpu-migrate.test/pause:1";
 
 /// The tar of an image that runs `/work <verb>`.
-///
-/// # Errors
-/// If the binary cannot be read.
 pub fn tarball(work: &Path, name: &str, verb: &str) -> Result<Vec<u8>> {
     let binary = fs::read(work).with_context(|| format!("cannot read {}", work.display()))?;
     let mut layer = tar::Builder::new(Vec::new());

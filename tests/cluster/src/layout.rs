@@ -26,7 +26,6 @@ impl Layout {
         Self { root }
     }
 
-    /// The folder itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -41,12 +40,11 @@ impl Layout {
         self.root.join("state")
     }
 
-    /// A file of the state folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.state().join(name)
     }
 
-    /// containerd's socket. Shims carry it in their command line, which is how leftovers are told from others' containers.
+    /// containerd's socket. Shims carry it in their command line, which distinguishes leftovers from other containers.
     pub fn containerd_socket(&self) -> PathBuf {
         self.file("containerd.sock")
     }
@@ -56,16 +54,16 @@ impl Layout {
         self.file("nvml-faults")
     }
 
-    /// Writes a file of the state folder and returns its path. Who reads it meanwhile, such as a program started just before, reads the
-    /// old one or the new one.
+    /// Writes a file of the state folder and returns its path. A program that reads it meanwhile reads the
+    /// old content or the new.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf> {
         let path = self.file(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        let mut beside = path.clone().into_os_string();
-        beside.push(".new");
-        let written = fs::write(&beside, content).and_then(|()| fs::rename(&beside, &path));
+        let mut draft = path.clone().into_os_string();
+        draft.push(".new");
+        let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, &path));
         written.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
@@ -78,7 +76,6 @@ pub struct Ports {
     pub etcd: u16,
     /// etcd, for peers.
     pub etcd_peer: u16,
-    /// kube-apiserver.
     pub apiserver: u16,
     /// kube-controller-manager's health and metrics.
     pub controller_manager: u16,

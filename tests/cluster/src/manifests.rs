@@ -15,9 +15,6 @@ const RIGHTS: [&str; 6] =
     ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
 
 /// All objects of the YAML files of one of `deploy/`'s folders, namespaces first; kustomizations are left out.
-///
-/// # Errors
-/// If a file cannot be read or is not YAML.
 pub fn objects(folder: &str) -> Result<Vec<Value>> {
     let folder = crate::package_folder().join("../../deploy").join(folder);
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
@@ -38,9 +35,6 @@ pub fn objects(folder: &str) -> Result<Vec<Value>> {
 }
 
 /// The images that the pods of one of `deploy/`'s folders are made of.
-///
-/// # Errors
-/// As [`objects`].
 pub fn images(folder: &str) -> Result<BTreeSet<String>> {
     // Templates are text within a ConfigMap.
     let text = objects(folder)?
@@ -56,9 +50,6 @@ pub fn images(folder: &str) -> Result<BTreeSet<String>> {
 }
 
 /// The first object of a kind in the YAML blocks of a document, named from the repository's root.
-///
-/// # Errors
-/// If the document cannot be read or has none.
 pub fn of_document(document: &str, kind: &str) -> Result<Value> {
     let path = crate::package_folder().join("../..").join(document);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -81,9 +72,6 @@ pub fn is_rbac(object: &Value) -> bool {
 }
 
 /// Applies an object by server-side apply; as a dry run it is only checked, strictly.
-///
-/// # Errors
-/// If it is incomplete, or the API refuses it.
 pub async fn apply(client: &Client, object: &Value, dry_run: bool) -> Result<()> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let version = text(&object["apiVersion"]).context("an object without apiVersion")?;

@@ -1,4 +1,4 @@
-//! Counters of the apiserver, which knows best whether calls of a webhook failed.
+//! The apiserver's counters of its webhook calls.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +18,12 @@ pub struct WebhookCalls {
 
 impl WebhookCalls {
     /// Reads the counters.
-    ///
-    /// # Errors
-    /// If the apiserver does not answer.
     pub async fn read(client: &Client) -> Result<Self> {
         let request = ::http::Request::get("/metrics").body(Vec::new())?;
         Ok(Self::parse(&client.request_text(request).await?))
     }
 
-    /// What has come on top since `before`.
+    /// The increase since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -69,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_apart_by_their_code() {
+    fn calls_are_counted_by_their_code() {
         let text = "# HELP apiserver_admission_webhook_request_total [ALPHA] …\n\
             apiserver_admission_webhook_request_total{code=\"200\",name=\"a.b\",operation=\"CREATE\",rejected=\"false\",type=\"admitting\"} 7\n\
             apiserver_admission_webhook_request_total{code=\"0\",name=\"a.b\",operation=\"CREATE\",rejected=\"false\",type=\"admitting\"} 2\n\

@@ -48,9 +48,6 @@ pub fn all_uuids() -> Vec<String> {
 impl Cluster {
     /// An opted-in namespace with a policy of its own that converts every whole card; `convert` is laid over its defaults.
     /// Returns its name once the webhook acts upon it.
-    ///
-    /// # Errors
-    /// If the policy is refused or not followed.
     pub async fn project(&mut self, name: &str, convert: Value) -> Result<String> {
         let namespace = self.namespace(name, &[(OPT_IN, "true"), (PROJECT, name)]).await?;
         let policy: GPUMigration = serde_json::from_value(json!({
@@ -82,39 +79,32 @@ impl Cluster {
         }
     }
 
-    /// What the bridge publishes about the node.
-    ///
-    /// # Errors
-    /// If there is no GPUShadow.
+    /// The GPUShadow of the node.
     pub async fn shadow(&self) -> Result<GPUShadow> {
         Ok(Api::<GPUShadow>::all(self.client.clone()).get(NODE).await?)
     }
 
     /// Waits until the GPUShadow lists exactly these holders: UUID of the card and UID of the pod, sorted.
-    ///
-    /// # Errors
-    /// If it does not.
     pub async fn wait_for_holders(&mut self, mut expected: Vec<(String, String)>) -> Result<()> {
         expected.sort();
         let api: Api<GPUShadow> = Api::all(self.client.clone());
-        self.until("the GPUShadow to list who runs", TIMEOUT, || async {
+        self.until("the GPUShadow to list the running holders", TIMEOUT, || async {
             let status = api.get(NODE).await?.status.unwrap_or_default();
-            let mut told: Vec<(String, String)> = status
+            let mut reported: Vec<(String, String)> = status
                 .cards
                 .iter()
                 .flat_map(|card| card.holders.iter().map(|h| (card.card.uuid.to_string(), h.uid.clone())))
                 .collect();
-            told.sort();
-            Ok(Seen::from_bool(told == expected, || format!("it says {told:?}, running are {expected:?}")))
+            reported.sort();
+            Ok(Seen::from_bool(reported == expected, || {
+                format!("it lists {reported:?}, running are {expected:?}")
+            }))
         })
         .await
     }
 }
 
 /// What the apiserver and the webhook would make of a pod.
-///
-/// # Errors
-/// If they refuse it.
 pub async fn dry_run(client: &kube::Client, namespace: &str, spec: Value) -> Result<Pod> {
     let pod: Pod = serde_json::from_value(json!({"metadata": {"generateName": "dry-"}, "spec": spec}))?;
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
@@ -130,7 +120,6 @@ pub fn limit(pod: &Pod, resource: &str) -> u64 {
         .sum()
 }
 
-/// The UID of a pod.
 pub fn uid(pod: &Pod) -> String {
     pod.uid().unwrap_or_default()
 }

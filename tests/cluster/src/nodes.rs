@@ -48,7 +48,6 @@ pub struct FakeNodes {
 }
 
 impl FakeNodes {
-    /// Their names.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -62,9 +61,6 @@ impl Drop for FakeNodes {
 
 impl Cluster {
     /// Adds `count` nodes of eight free cards each, with their GPUShadows, and waits until they are Ready.
-    ///
-    /// # Errors
-    /// If the API refuses one.
     pub async fn fake_nodes(&mut self, count: usize) -> Result<FakeNodes> {
         let names: Vec<String> = (0..count).map(|index| format!("fake-{index}")).collect();
         let making = names.iter().map(|name| make_with_cards(&self.client, name));
@@ -72,20 +68,13 @@ impl Cluster {
         self.keep_ready(names).await
     }
 
-    /// Adds a node on which nobody has registered a card and of which nobody has reported, as one is that has just joined;
-    /// with labels.
-    ///
-    /// # Errors
-    /// If the API refuses it.
+    /// Adds a node with labels, without allocatable cards and without a GPUShadow, as one is that has just joined.
     pub async fn new_node(&mut self, name: &str, labels: &[(&str, &str)]) -> Result<FakeNodes> {
         make(&self.client, name, labels, BTreeMap::new()).await?;
         self.keep_ready(vec![name.to_owned()]).await
     }
 
     /// Writes the GPUShadow of such a node as its agent would: eight free cards, and [`DRIVER`].
-    ///
-    /// # Errors
-    /// If the API refuses it.
     pub async fn report_as_agent(&self, node: &str) -> Result<()> {
         publish(&self.client, node).await
     }
@@ -97,28 +86,28 @@ impl Cluster {
             loop {
                 tokio::time::sleep(RENEW).await;
                 for name in &own {
-                    // A renewal that fails shows soon enough: the node stops being Ready.
+                    // If renewals fail, the node stops being Ready.
                     let _ = renew(&client, name).await;
                 }
             }
         });
         let fake = FakeNodes { names, renewal };
-        self.until("the fake nodes to take pods", TIMEOUT, || async {
+        self.until("the fake nodes to be schedulable", TIMEOUT, || async {
             let list = nodes.list(&ListParams::default().labels(FAKE)).await?;
-            let taking = list
+            let schedulable = list
                 .iter()
                 .filter(|n| n.spec.iter().all(|s| s.taints.iter().flatten().count() == 0))
                 .map(ResourceExt::name_any)
                 .collect::<BTreeSet<String>>();
-            Ok(Seen::from_bool(fake.names.iter().all(|name| taking.contains(name)), || {
-                format!("only {taking:?} do")
+            Ok(Seen::from_bool(fake.names.iter().all(|name| schedulable.contains(name)), || {
+                format!("only {schedulable:?} are")
             }))
         })
         .await?;
         Ok(fake)
     }
 
-    /// Removes all such nodes, once no pod is on them.
+    /// Removes all such nodes. No pod may be on them.
     pub(crate) async fn drop_fake_nodes(&self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         for node in nodes.list(&ListParams::default().labels(FAKE)).await? {
@@ -159,15 +148,15 @@ async fn make(
 }
 
 fn status(cards: BTreeMap<String, String>) -> serde_json::Value {
-    let mut room = cards;
-    room.extend(
+    let mut capacity = cards;
+    capacity.extend(
         [("cpu", "64"), ("memory", "256Gi"), ("pods", "250")].map(|(key, value)| (key.into(), value.into())),
     );
     let now = Timestamp::now();
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status, "reason": "Fake", "message": "no kubelet", "lastHeartbeatTime": now, "lastTransitionTime": now});
     json!({
-        "capacity": room,
-        "allocatable": room,
+        "capacity": capacity,
+        "allocatable": capacity,
         "conditions": [condition("Ready", "True"), condition("MemoryPressure", "False"), condition("DiskPressure", "False"), condition("PIDPressure", "False")],
     })
 }
@@ -183,7 +172,7 @@ async fn renew(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Eight free cards, as a bridge without anything to do would report them.
+/// Eight free cards, as the node agent of an idle node reports them.
 async fn publish(client: &Client, name: &str) -> Result<()> {
     let cards: Vec<serde_json::Value> = (0..CARDS)
         .map(|index| {
@@ -203,13 +192,13 @@ async fn publish(client: &Client, name: &str) -> Result<()> {
         ..GPUShadowStatus::default()
     });
     status["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "Serving", "message": "", "lastTransitionTime": Timestamp::now()}]);
-    // By server-side apply, as the bridge does it: the operator may have made the object, and has conditions of its own in it.
+    // By server-side apply, as the node agent does: the operator may have created the object, and has conditions of its own in it.
     let (version, metadata) = (format!("{GROUP}/{VERSION}"), json!({"name": name}));
     let object = json!({"apiVersion": version, "kind": "GPUShadow", "metadata": metadata, "spec": {}});
-    let told = json!({"apiVersion": version, "kind": "GPUShadow", "metadata": metadata, "status": status});
+    let report = json!({"apiVersion": version, "kind": "GPUShadow", "metadata": metadata, "status": status});
     let (api, bridge) =
         (Api::<GPUShadow>::all(client.clone()), PatchParams::apply("gpu-migrate-bridge").force());
     api.patch(name, &bridge, &Patch::Apply(object)).await?;
-    api.patch_status(name, &bridge, &Patch::Apply(told)).await?;
+    api.patch_status(name, &bridge, &Patch::Apply(report)).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Certificates and kubeconfigs of one cluster: a CA that lives as long as the run.
+//! Certificates and kubeconfigs of one cluster: a new CA for each run.
 
 use std::path::PathBuf;
 
@@ -23,14 +23,12 @@ pub struct Pki {
 /// A certificate and its key, as files.
 #[derive(Clone, Debug)]
 pub struct CertFiles {
-    /// PEM of the certificate.
     pub cert: PathBuf,
-    /// PEM of the key.
     pub key: PathBuf,
 }
 
 impl Pki {
-    /// Makes the CA and the service accounts' signing key.
+    /// Creates the CA and the service accounts' signing key.
     pub fn new(layout: &Layout) -> Result<Self> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name.push(DnType::CommonName, "gpu-migrate-cluster-tests");
@@ -45,7 +43,6 @@ impl Pki {
         Ok(Self { layout: layout.clone(), issuer: Issuer::new(params, key), ca_pem })
     }
 
-    /// The CA's certificate.
     pub fn ca(&self) -> PathBuf {
         self.layout.file("pki/ca.crt")
     }

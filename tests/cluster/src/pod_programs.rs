@@ -1,11 +1,11 @@
-//! Programs beside their pods: what `deploy/` brings into the cluster is made into pods by Kubernetes as it stands there, and
-//! the program of each container runs beside its pod.
+//! Our programs on behalf of their pods: Kubernetes makes pods from `deploy/` unchanged, and the program of each container runs
+//! as a process of this machine next to its pod.
 //!
 //! There are no images of ours here, so each image that the manifests name is a stand-in that only waits. The program itself
-//! is a process of this machine, started when its pod runs and stopped when its pod goes, with the arguments and variables of
+//! is a process of this machine, started when its pod runs and stopped when its pod is deleted, with the arguments and variables of
 //! its container, at its pod's address and with its ServiceAccount's rights. So probes, replicas, rollouts, scaling and
 //! deletion are Kubernetes' own, and the probes are answered by the programs: the pod network of these scenarios leads to
-//! this machine's loopback. What differs is said in `Cluster::process_of`.
+//! this machine's loopback. The differences are listed at `Cluster::process_of`.
 
 use std::{collections::BTreeSet, net::Ipv4Addr, process::Command};
 
@@ -54,10 +54,7 @@ fn program(container: &str) -> Result<Program> {
 }
 
 impl Cluster {
-    /// Makes the images that manifests name be there, as stand-ins.
-    ///
-    /// # Errors
-    /// If containerd refuses a name.
+    /// Tags the work image with the names of the images in manifests, so that their pods start.
     pub fn tag_work_image_as(&self, images: &BTreeSet<String>) -> Result<()> {
         for image in images {
             output(
@@ -70,11 +67,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the programs of pods that run and have none yet, and stops those of pods that go. To be called again and
-    /// again while anything changes.
-    ///
-    /// # Errors
-    /// If a program does not start, was refused something, or its container is not known.
+    /// Starts the programs of running pods that have none yet, and stops those of deleted pods. To be called repeatedly while
+    /// pods change.
     pub async fn sync_pod_programs(&mut self) -> Result<()> {
         let mut pods = Api::<Pod>::namespaced(self.client.clone(), SYSTEM_NAMESPACE)
             .list(&ListParams::default())
@@ -86,26 +80,26 @@ impl Cluster {
 
         let (stay, leave): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pod_programs)
             .into_iter()
-            .partition(|beside| pods.iter().any(|pod| pod.uid().as_ref() == Some(&beside.uid)));
+            .partition(|programs| pods.iter().any(|pod| pod.uid().as_ref() == Some(&programs.uid)));
         self.pod_programs = stay;
-        for name in leave.iter().flat_map(|beside| &beside.components) {
+        for name in leave.iter().flat_map(|programs| &programs.components) {
             self.component(name)?.terminate()?;
         }
-        for name in leave.iter().flat_map(|beside| &beside.components) {
+        for name in leave.iter().flat_map(|programs| &programs.components) {
             self.check_forbidden_of(name)?;
             self.remove(name)?;
         }
         if !self
             .pod_programs
             .iter()
-            .flat_map(|beside| &beside.components)
+            .flat_map(|programs| &programs.components)
             .any(|name| name.ends_with(".webhook"))
         {
             self.webhook_url = None;
         }
         for pod in &pods {
             let uid = pod.uid().context("a pod has a UID")?;
-            if self.pod_programs.iter().any(|beside| beside.uid == uid) {
+            if self.pod_programs.iter().any(|programs| programs.uid == uid) {
                 continue;
             }
             let mut components = Vec::new();
@@ -119,12 +113,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Stops all programs that run beside pods.
-    ///
-    /// # Errors
-    /// If one does not end.
+    /// Stops all programs of pods.
     pub(crate) fn stop_pod_programs(&mut self) -> Result<()> {
-        for name in std::mem::take(&mut self.pod_programs).iter().flat_map(|beside| &beside.components) {
+        for name in std::mem::take(&mut self.pod_programs).iter().flat_map(|programs| &programs.components) {
             self.remove(name)?;
         }
         Ok(())
@@ -201,7 +192,7 @@ impl Cluster {
     }
 }
 
-/// Its sandbox and all containers run, and nobody has asked it to go.
+/// Its sandbox and all containers run, and it is not being deleted.
 fn runs(pod: &Pod) -> bool {
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One component: a process with a log file that never outlives us.
+//! One component: a process with a log file that ends when the test ends.
 //!
 //! Each runs in a process group of its own (so that Ctrl-C reaches only the test, which then stops them in order) and under
 //! `setpriv --pdeathsig KILL`, so that the kernel ends it when the test dies by whatever means. The kernel ties that signal to
@@ -30,28 +30,23 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct ProcessSpec {
     /// Name of the component and of its log file.
     pub name: String,
-    /// The program.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
     /// Variables on top of ours.
     pub env: BTreeMap<String, OsString>,
 }
 
 impl ProcessSpec {
-    /// A program without arguments.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self { name: name.into(), program: program.into(), args: Vec::new(), env: BTreeMap::new() }
     }
 
-    /// Adds one argument.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// Adds `--name=value`.
     #[must_use]
     pub fn flag(self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
         let mut text = OsString::from(format!("--{name}="));
@@ -59,7 +54,6 @@ impl ProcessSpec {
         self.arg(text)
     }
 
-    /// Sets a variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
         self.env.insert(name.into(), value.into());
@@ -84,7 +78,6 @@ impl Component {
         Self { recipe, log, child: None, sigterm_sent: AtomicBool::new(false) }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.recipe.name
     }
@@ -100,9 +93,6 @@ impl Component {
     }
 
     /// Starts the process; the log is appended to.
-    ///
-    /// # Errors
-    /// If it runs already, if the program cannot be executed, or off the main thread.
     pub fn start(&mut self) -> Result<()> {
         let name = &self.recipe.name;
         ensure!(self.child.is_none(), "{name} runs already");
@@ -132,7 +122,6 @@ impl Component {
         Ok(())
     }
 
-    /// SIGKILL, as an accident would have it.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
         if let Some(mut child) = self.child.take() {
@@ -142,9 +131,6 @@ impl Component {
     }
 
     /// SIGTERM, without waiting for the end.
-    ///
-    /// # Errors
-    /// If the signal cannot be sent.
     pub fn terminate(&self) -> Result<()> {
         if self.sigterm_sent.swap(true, Ordering::Relaxed) {
             return Ok(());
@@ -152,26 +138,17 @@ impl Component {
         self.signal(Signal::SIGTERM)
     }
 
-    /// SIGSTOP: it stands still, as on a machine that is paused or out of memory.
-    ///
-    /// # Errors
-    /// If the signal cannot be sent.
+    /// SIGSTOP, as on a machine that is suspended or out of memory.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// SIGCONT: it goes on where it stood.
-    ///
-    /// # Errors
-    /// If the signal cannot be sent.
+    /// SIGCONT: resumes after [`Component::pause`].
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::SIGCONT)
     }
 
     /// Waits for a process that is to end by itself, and forgets it. `None` while it runs.
-    ///
-    /// # Errors
-    /// If it cannot be waited for.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait()?;
@@ -181,7 +158,7 @@ impl Component {
         Ok(status)
     }
 
-    /// SIGTERM, and SIGKILL for who has not ended after 5 s. Nothing to do for one that does not run.
+    /// SIGTERM, and SIGKILL after 5 s. Does nothing if it is not running.
     pub fn stop(&mut self) -> Result<Option<ExitStatus>> {
         if self.child.is_none() {
             return Ok(None);
@@ -223,17 +200,14 @@ impl Component {
         tail(&self.log, lines).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
-    /// The first few lines of the log that contain a word, in small letters or capitals.
-    ///
-    /// # Errors
-    /// If the log cannot be read.
-    pub fn log_lines(&self, word: &str) -> Result<Vec<String>> {
+    /// The first few lines of the log that contain a text, given in lower case, whatever their case.
+    pub fn log_lines(&self, text: &str) -> Result<Vec<String>> {
         const FEW: usize = 10;
         let log = fs::read(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
         let log = String::from_utf8_lossy(&log);
         Ok(log
             .lines()
-            .filter(|line| line.to_ascii_lowercase().contains(word))
+            .filter(|line| line.to_ascii_lowercase().contains(text))
             .take(FEW)
             .map(str::to_owned)
             .collect())
@@ -271,9 +245,6 @@ fn tail(path: &Path, lines: usize) -> Result<String> {
 }
 
 /// Runs a helper program to its end and returns its standard output.
-///
-/// # Errors
-/// If it cannot be started or ends with another status than 0; its standard error is in the message.
 pub fn output(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let out = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
@@ -282,9 +253,6 @@ pub fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Makes a folder empty, whatever was in it.
-///
-/// # Errors
-/// If something in it cannot be removed (a mount, say).
 pub fn empty(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

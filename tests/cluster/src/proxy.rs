@@ -48,10 +48,7 @@ struct Shared {
 
 impl SlowProxy {
     /// Forwards to `127.0.0.1:target`. The answer to the first bind of each pod is held back for `delay`: it was carried
-    /// out, but whoever asked has given up by then.
-    ///
-    /// # Errors
-    /// If no port is free.
+    /// out, but the caller has timed out by then.
     pub async fn start(target: u16, delay: Duration) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for the proxy")?;
         let port = listener.local_addr()?.port();
@@ -66,7 +63,6 @@ impl SlowProxy {
         Ok(Self { port, server, held })
     }
 
-    /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -125,10 +121,7 @@ pub struct ServiceProxy {
 }
 
 impl ServiceProxy {
-    /// Forwards to the replica, of those given by port and health port, that last said it is ready.
-    ///
-    /// # Errors
-    /// If no port is free.
+    /// Forwards to the replica, of those given by port and health port, that was ready at the last probe.
     pub async fn start(replicas: Vec<[u16; 2]>) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for the proxy")?;
         let port = listener.local_addr()?.port();
@@ -155,7 +148,6 @@ impl ServiceProxy {
         Ok(Self { port, ready, tasks: [server, prober] })
     }
 
-    /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
     }

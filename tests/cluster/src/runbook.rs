@@ -1,8 +1,8 @@
-//! The commands of the documents, typed as they stand there.
+//! Runs the commands of the documents, verbatim.
 //!
-//! `commands.tsv` says of every command in a `sh` block of the documents by which test it is really run; a test holds that
+//! `commands.tsv` names, for every command in a `sh` block of the documents, the test that runs it; a test holds that
 //! list against the documents. A scenario opens a [`Runbook`] with its own name, runs its commands, and ends with
-//! [`Runbook::finish`], which fails if one was left out: so no command stands on the list that nobody runs.
+//! [`Runbook::finish`], which fails if one was not run: so every command on the list is run.
 
 use std::{
     collections::BTreeSet,
@@ -17,15 +17,15 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{binaries, cluster::Cluster};
 
-/// Who runs, and the command, with a tab between.
+/// One line a command: the test that runs it, a tab, the command.
 const COMMANDS: &str = include_str!("../commands.tsv");
 /// No command of the documents takes longer, waiting for rollouts included.
-const LONG: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(120);
 
-/// A scenario's commands, and the place where they are typed.
+/// A scenario's commands, and the environment that they run in.
 #[derive(Debug)]
 pub struct Runbook {
-    todo: BTreeSet<&'static str>,
+    not_run: BTreeSet<&'static str>,
     listed: BTreeSet<&'static str>,
     folder: PathBuf,
     path: OsString,
@@ -34,28 +34,24 @@ pub struct Runbook {
     pub follow: bool,
 }
 
-/// How a command ended.
+/// What a command printed, and how it ended.
 #[derive(Clone, Debug)]
 pub struct CommandOutput {
-    /// Its exit status.
     pub status: i32,
     /// What it printed, errors included.
     pub text: String,
 }
 
 impl Runbook {
-    /// The commands that `commands.tsv` gives to a scenario. They are typed in a folder that has `deploy` and `examples` of
+    /// The commands that `commands.tsv` gives to a scenario. They run in a folder that has `deploy` and `examples` of
     /// the repository, as administrator of the cluster.
-    ///
-    /// # Errors
-    /// If the folder cannot be made or our programs cannot be built.
     pub fn open(cluster: &Cluster, scenario: &str) -> Result<Self> {
         let listed: BTreeSet<&str> = COMMANDS
             .lines()
             .filter_map(|line| line.split_once('\t'))
-            .filter_map(|(who, command)| (who == scenario).then_some(command))
+            .filter_map(|(test, command)| (test == scenario).then_some(command))
             .collect();
-        let folder = cluster.setup.layout.file("book");
+        let folder = cluster.setup.layout.file("runbook");
         fs::create_dir_all(&folder)?;
         let root = crate::package_folder().join("../..").canonicalize()?;
         for name in ["deploy", "examples"] {
@@ -72,7 +68,7 @@ impl Runbook {
                 .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
         )?;
         Ok(Self {
-            todo: listed.clone(),
+            not_run: listed.clone(),
             listed,
             folder,
             path,
@@ -82,25 +78,16 @@ impl Runbook {
     }
 
     /// Writes a file that a command names.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub fn file(&self, name: &str, content: &str) -> Result<()> {
         fs::write(self.folder.join(name), content).with_context(|| format!("cannot write {name}"))
     }
 
-    /// Runs a command of the list that has to end well.
-    ///
-    /// # Errors
-    /// If it does not, or is not on the list.
+    /// Runs a command of the list that must succeed.
     pub async fn run(&mut self, cluster: &mut Cluster, command: &str) -> Result<String> {
         self.run_with_status(cluster, command, &[0]).await
     }
 
-    /// Runs a command of the list that has to end with one of these.
-    ///
-    /// # Errors
-    /// If it ends with another, or is not on the list.
+    /// Runs a command of the list that must end with one of these statuses.
     pub async fn run_with_status(
         &mut self,
         cluster: &mut Cluster,
@@ -108,24 +95,21 @@ impl Runbook {
         status: &[i32],
     ) -> Result<String> {
         ensure!(self.listed.contains(command), "commands.tsv does not give this scenario {command:?}");
-        let said = self.run_unlisted(cluster, command).await?;
+        let output = self.run_unlisted(cluster, command).await?;
         ensure!(
-            status.contains(&said.status),
+            status.contains(&output.status),
             "{command}\nended with {}, not {status:?}:\n{}",
-            said.status,
-            said.text
+            output.status,
+            output.text
         );
-        self.todo.remove(command);
-        Ok(said.text)
+        self.not_run.remove(command);
+        Ok(output.text)
     }
 
-    /// Runs a command that the documents do not have, whatever its end. The pods of our programs are followed meanwhile, where
+    /// Runs a command that is not in the documents, whatever its status. The pods of our programs are followed meanwhile, where
     /// `follow` says so: a command may wait for them.
-    ///
-    /// # Errors
-    /// If it cannot be started, takes too long, or a program of ours fails meanwhile.
     pub async fn run_unlisted(&self, cluster: &mut Cluster, command: &str) -> Result<CommandOutput> {
-        let log = self.folder.join("said");
+        let log = self.folder.join("output");
         let file = File::create(&log)?;
         let mut child = tokio::process::Command::new("bash")
             .args(["-euo", "pipefail", "-c", command])
@@ -148,8 +132,8 @@ impl Runbook {
             if let Ok(status) = tokio::time::timeout(Duration::from_millis(50), child.wait()).await {
                 break status?;
             }
-            if begin.elapsed() > LONG {
-                bail!("{command}\nhas not ended after {LONG:?}:\n{}", fs::read_to_string(&log)?);
+            if begin.elapsed() > LIMIT {
+                bail!("{command}\nhas not ended after {LIMIT:?}:\n{}", fs::read_to_string(&log)?);
             }
         };
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
@@ -158,14 +142,11 @@ impl Runbook {
     }
 
     /// Fails if a command of the list was not run.
-    ///
-    /// # Errors
-    /// With those commands.
     pub fn finish(self) -> Result<()> {
         ensure!(
-            self.todo.is_empty(),
+            self.not_run.is_empty(),
             "commands.tsv gives these to this scenario, which did not run them: {:#?}",
-            self.todo
+            self.not_run
         );
         Ok(())
     }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::layout::KUBELET_ROOT;
 
-/// Kinds that controllers make from other objects and that come and go with them: those of a restarted workload have new
+/// Kinds that controllers create and delete with other objects: those of a restarted workload have new
 /// names. What is left in them is looked for by [`Snapshot::traces`] instead.
 pub const OF_KUBERNETES: [&str; 6] =
     ["Event", "Pod", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints"];
@@ -41,9 +41,6 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Looks.
-    ///
-    /// # Errors
-    /// If the API cannot be asked for a kind that it says it serves, or a directory cannot be read.
     pub async fn take(client: &Client) -> Result<Self> {
         let mut snapshot = Self::default();
         let discovery =
@@ -106,17 +103,17 @@ impl Snapshot {
         found
     }
 
-    /// Objects that contain one of the words, history that Kubernetes keeps on purpose left out: Events tell what happened,
-    /// and the revisions of a workload what it was.
+    /// Objects that contain one of the texts, without the history that Kubernetes keeps on purpose: Events and the revisions of
+    /// workloads.
     #[must_use]
-    pub fn traces(&self, words: &[&str]) -> Vec<String> {
+    pub fn traces(&self, texts: &[&str]) -> Vec<String> {
         const HISTORY: [&str; 3] = [" Event ", " ReplicaSet ", " ControllerRevision "];
         self.whole
             .iter()
             .filter(|(name, _)| !HISTORY.iter().any(|kind| name.contains(kind)))
             .filter_map(|(name, text)| {
-                let word = words.iter().find(|word| text.contains(*word))?;
-                Some(format!("{name} contains {word:?}"))
+                let found = texts.iter().find(|part| text.contains(**part))?;
+                Some(format!("{name} contains {found:?}"))
             })
             .collect()
     }
@@ -153,7 +150,7 @@ fn strip(kind: &str, object: &mut Value) {
     }
 }
 
-/// Removes maps and lists that are empty: whether they are there says nothing.
+/// Removes empty maps and lists: their presence carries no information.
 fn prune(value: &mut Value) {
     let empty = |value: &Value| match value {
         Value::Null => true,
@@ -186,7 +183,7 @@ fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// All below a directory that is not the kubelet's own: pods come and go.
+/// All below a directory, without the kubelet's own `pods`, which change with every pod.
 fn walk(directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     for entry in entries {

@@ -1,4 +1,4 @@
-//! What runs on top of Kubernetes: NVIDIA's plugin alone, or gpu-migrate with that plugin behind its bridge.
+//! What runs on top of Kubernetes: NVIDIA's plugin alone, or gpu-migrate with that plugin behind the node agent.
 
 use std::{path::Path, time::Duration};
 
@@ -33,7 +33,7 @@ use crate::{
 pub const CARDS: u64 = 8;
 /// The name of the webhook's registration.
 pub const WEBHOOK: &str = "gpu-migrate";
-/// Where NVIDIA's plugin is told to register: the `@` in the name makes a stock tonic server accept a Go client.
+/// Where NVIDIA's plugin registers: the `@` in the name makes a stock tonic server accept a Go client.
 const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
 
 /// The extender's other replica, where there are two.
@@ -47,19 +47,16 @@ pub const SYSTEM_NAMESPACE: &str = "gpu-migrate-system";
 /// A set of components on top of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Nothing on a new cluster: scenarios that install by the documents begin here.
+    /// Nothing on a new cluster: for scenarios that install by the documents.
     Bare,
     /// NVIDIA's device plugin at the kubelet, the stock scheduler: a cluster before the migration.
     Legacy,
-    /// Webhook, extender and bridge, with NVIDIA's plugin behind the bridge.
+    /// Webhook, extender and node agent, with NVIDIA's plugin behind the node agent.
     Bridged,
 }
 
 impl Cluster {
-    /// Makes the cluster be at a stage; nothing to do if it is there.
-    ///
-    /// # Errors
-    /// If a component does not come up.
+    /// Brings the cluster to a stage; does nothing if it is there.
     pub async fn enter(&mut self, stage: Stage) -> Result<()> {
         if self.stage == Some(stage) {
             return Ok(());
@@ -79,7 +76,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// After a failure nobody knows what state the components are in: the next [`Cluster::enter`] starts them anew.
+    /// After a failure the state of the components is unknown: the next [`Cluster::enter`] restarts them.
     pub fn mark_unknown(&mut self) {
         self.needs_recreation = self.stage == Some(Stage::Bare);
         self.stage = None;
@@ -120,7 +117,7 @@ impl Cluster {
         self.add(self.extender(&bin)?)?;
         self.restart_scheduler(Some(self.setup.ports.extender[0]))?;
         self.add(self.bridge(&bin)?)?;
-        self.until("the bridge's registration socket", TIMEOUT, || async {
+        self.until("the node agent's registration socket", TIMEOUT, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
         .await?;
@@ -131,7 +128,7 @@ impl Cluster {
         self.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
     }
 
-    /// The namespace, the accounts and the rights that `deploy/` gives our programs.
+    /// The namespace, the accounts and the RBAC of `deploy/`.
     async fn apply_rbac(&self) -> Result<()> {
         for object in manifests::objects("base")?.iter().filter(|object| manifests::is_rbac(object)) {
             manifests::apply(&self.client, object, false).await?;
@@ -139,10 +136,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the node offers these amounts: plugins are registered and the kubelet has told the API.
-    ///
-    /// # Errors
-    /// If it does not.
+    /// Waits until the node has these amounts allocatable: plugins are registered and the kubelet has reported it.
     pub async fn wait_for_allocatable(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
         for (resource, amount) in amounts {
             let nodes: Api<Node> = Api::all(self.client.clone());
@@ -159,9 +153,6 @@ impl Cluster {
     }
 
     /// Waits until the apiserver would call the webhook and trust it.
-    ///
-    /// # Errors
-    /// If the webhook does not register itself.
     pub async fn wait_for_webhook(&mut self) -> Result<()> {
         let hooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         self.until("the webhook to be registered with its CA", TIMEOUT, || async {
@@ -172,17 +163,14 @@ impl Cluster {
         .await
     }
 
-    /// Waits, after an accident, until both plugins serve and the kubelet knows it.
-    ///
-    /// # Errors
-    /// If they do not; what is lacking is in the message.
+    /// Waits, after a kill or restart, until both plugins serve and the kubelet has reported it.
     pub async fn wait_until_serving(&mut self) -> Result<()> {
         let port = self.setup.ports.bridge_metrics;
-        self.until("the bridge to be ready", TIMEOUT, || async {
+        self.until("the node agent to be ready", TIMEOUT, || async {
             Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
         })
         .await?;
-        // The node's status may still tell of the time before the accident: only a newer one counts. Its time is in seconds.
+        // The node's status may still be of before the restart: only a newer one counts. Its time is in seconds.
         let since = Timestamp::now() + Duration::from_secs(1);
         let nodes: Api<Node> = Api::all(self.client.clone());
         let dialect = Dialect::default();
@@ -205,9 +193,6 @@ impl Cluster {
     }
 
     /// Restarts the scheduler, with or without an extender at some port.
-    ///
-    /// # Errors
-    /// If it cannot be started.
     pub fn restart_scheduler(&mut self, extender: Option<u16>) -> Result<()> {
         let recipe = self.setup.scheduler(extender)?;
         let scheduler = self.component("kube-scheduler")?;
@@ -243,12 +228,9 @@ impl Cluster {
     }
 
     /// The extender alone, for a control plane without a node; [`Cluster::restart_scheduler`] has the scheduler ask it.
-    ///
-    /// # Errors
-    /// If it does not become ready.
     pub async fn add_extender(&mut self) -> Result<()> {
         self.apply_rbac().await?;
-        // Measured, so without a line for every call.
+        // For measurements: without a log line for each call.
         self.add(self.extender(&binaries::ours()?)?.env("GPU_MIGRATE_LOG", "info"))?;
         let health = self.setup.ports.extender[1];
         self.until("the extender to be ready", TIMEOUT, || async {
@@ -259,9 +241,6 @@ impl Cluster {
 
     /// Replaces the extender by two replicas of which one leads, behind a Service, and has the scheduler ask that. The
     /// replicas' names, in the order of their ports.
-    ///
-    /// # Errors
-    /// If they cannot be started.
     pub async fn two_extenders(&mut self) -> Result<(ServiceProxy, [&'static str; 2])> {
         let bin = binaries::ours()?;
         let names = ["gpu-migrate-extender", SECOND_EXTENDER];
@@ -279,10 +258,7 @@ impl Cluster {
         Ok((service, names))
     }
 
-    /// The one extender again, with further flags.
-    ///
-    /// # Errors
-    /// If it cannot be started.
+    /// Returns to one extender, with further flags.
     pub fn one_extender(&mut self, flags: &[(&str, &str)]) -> Result<()> {
         self.remove(SECOND_EXTENDER)?;
         self.remove("gpu-migrate-extender")?;
@@ -291,10 +267,7 @@ impl Cluster {
         self.restart_scheduler(Some(self.setup.ports.extender[0]))
     }
 
-    /// Restarts the webhook with further flags and a CA made anew, and waits until it is registered.
-    ///
-    /// # Errors
-    /// If it does not come up.
+    /// Restarts the webhook with further flags and a new CA, and waits until it is ready.
     pub async fn restart_webhook(&mut self, flags: &[(&str, &str)]) -> Result<()> {
         let recipe = self.webhook(&binaries::ours()?)?;
         let recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
@@ -311,10 +284,7 @@ impl Cluster {
         .await
     }
 
-    /// Starts so many of [`OPERATORS`], with the shortest Lease there is: who is killed is followed within seconds.
-    ///
-    /// # Errors
-    /// If one cannot be started.
+    /// Starts so many of [`OPERATORS`], with the shortest Lease, so that another takes over within seconds.
     pub fn add_operators(&mut self, count: usize) -> Result<()> {
         let bin = binaries::ours()?;
         for (name, port) in OPERATORS.iter().zip(self.setup.ports.operators).take(count) {
@@ -345,7 +315,7 @@ impl Cluster {
         self.ours_as(name, name, bin, metrics)
     }
 
-    /// One of two or more: its name in the logs and in the audit tells it from the others.
+    /// One of several replicas, distinguished by its name in the logs and in the audit.
     fn ours_as(&self, program: &str, name: &str, bin: &Path, metrics: u16) -> Result<ProcessSpec> {
         let kubeconfig =
             self.setup.pki.kubeconfig(self.setup.ports.apiserver, &audit::account(program), name)?;
@@ -356,9 +326,6 @@ impl Cluster {
     }
 
     /// Applies the CRDs that we ship, and waits until the API serves them.
-    ///
-    /// # Errors
-    /// If the API refuses one, or it is not served within half a minute.
     pub async fn apply_crds(&mut self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         for crd in manifests::objects("crds")? {

@@ -17,7 +17,7 @@ use crate::{
     wait::{self, Seen},
 };
 
-/// One container that serves until told to stop, with limits such as `[("nvidia.com/gpu", 1)]`.
+/// One container that serves until SIGTERM, with limits such as `[("nvidia.com/gpu", 1)]`.
 pub fn container(name: &str, limits: &[(&str, u64)]) -> Value {
     let limits: serde_json::Map<String, Value> =
         limits.iter().map(|(k, v)| ((*k).to_owned(), json!(v.to_string()))).collect();
@@ -48,15 +48,11 @@ pub fn deployment(name: &str, replicas: u32, limits: &[(&str, u64)]) -> Value {
 }
 
 impl Cluster {
-    /// Pods of a namespace.
     pub fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
     /// Creates a pod from its spec.
-    ///
-    /// # Errors
-    /// If the API refuses it.
     pub async fn create_pod(&self, namespace: &str, name: &str, spec: Value) -> Result<Pod> {
         let pod: Pod = serde_json::from_value(
             json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": spec}),
@@ -68,18 +64,12 @@ impl Cluster {
     }
 
     /// Creates a Deployment from [`deployment`].
-    ///
-    /// # Errors
-    /// If the API refuses it.
     pub async fn create_deployment(&self, namespace: &str, manifest: Value) -> Result<Deployment> {
         let api: Api<Deployment> = Api::namespaced(self.client.clone(), namespace);
         Ok(api.create(&PostParams::default(), &serde_json::from_value(manifest)?).await?)
     }
 
     /// Deletes a pod and waits until it has left the API.
-    ///
-    /// # Errors
-    /// If it stays.
     pub async fn delete_pod(&mut self, namespace: &str, name: &str) -> Result<()> {
         let pods = self.pods(namespace);
         pods.delete(name, &DeleteParams::default()).await?;
@@ -91,9 +81,6 @@ impl Cluster {
     }
 
     /// Waits until a pod runs, and returns it with what its container `main` really got.
-    ///
-    /// # Errors
-    /// If it does not, with its phase and why.
     pub async fn running(&mut self, namespace: &str, name: &str) -> Result<(Pod, Container)> {
         let pods = self.pods(namespace);
         self.until(&format!("{namespace}/{name} to run"), TIMEOUT, || async {
@@ -109,9 +96,6 @@ impl Cluster {
     }
 
     /// Waits until `count` pods with the label `app=<app>` run, and returns them with what their container `main` got.
-    ///
-    /// # Errors
-    /// If they do not.
     pub async fn all_running(
         &mut self,
         namespace: &str,
@@ -139,15 +123,12 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Waits until the scheduler has said that a pod does not fit, checks that it stays Pending for `time`, and returns the
+    /// Waits until the scheduler reports that a pod is unschedulable, checks that it stays Pending for `time`, and returns the
     /// message.
-    ///
-    /// # Errors
-    /// If it is placed, or nothing is said.
     pub async fn pending(&mut self, namespace: &str, name: &str, time: Duration) -> Result<String> {
         let pods = self.pods(namespace);
         let message = self
-            .until(&format!("{namespace}/{name} to be called unschedulable"), TIMEOUT, || async {
+            .until(&format!("{namespace}/{name} to be reported unschedulable"), TIMEOUT, || async {
                 let pod = pods.get(name).await?;
                 Ok(Seen::from_option(unschedulable(&pod), || phase_and_why(Some(&pod))))
             })
@@ -167,9 +148,6 @@ impl Cluster {
 }
 
 /// The one card that a container sees.
-///
-/// # Errors
-/// If it sees none or several.
 pub fn only_card(container: &Container) -> Result<String> {
     let mut cards = container.cards();
     ensure!(cards.len() == 1, "container {} sees {cards:?}, not one card", container.name);
@@ -177,9 +155,6 @@ pub fn only_card(container: &Container) -> Result<String> {
 }
 
 /// A pod's annotation.
-///
-/// # Errors
-/// If it has none of that name; its annotations are in the message.
 pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Result<&'a str> {
     pod.annotations()
         .get(key)
@@ -187,12 +162,11 @@ pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Result<&'a str> {
         .with_context(|| format!("{} has no annotation {key}: {:?}", pod.name_any(), pod.annotations()))
 }
 
-/// A pod's phase.
 pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("(no phase)")
 }
 
-/// A pod's phase, and whatever the status says about why, for messages.
+/// A pod's phase with the reasons in its status, for messages.
 pub fn phase_and_why(pod: Option<&Pod>) -> String {
     let Some(pod) = pod else { return "absent".into() };
     let status = pod.status.clone().unwrap_or_default();
@@ -212,7 +186,7 @@ pub fn phase_and_why(pod: Option<&Pod>) -> String {
     format!("{} {} {}", pod.name_any(), phase(pod), why.join(", "))
 }
 
-/// The scheduler's message, once it has said that the pod does not fit.
+/// The scheduler's message if the pod is unschedulable.
 pub fn unschedulable(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions

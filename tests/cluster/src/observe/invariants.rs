@@ -8,10 +8,7 @@ pub enum Kind {
     /// Nothing: it asked for no card.
     None,
     /// Whole cards through `nvidia.com/gpu`.
-    Legacy {
-        /// How many.
-        cards: u64,
-    },
+    Legacy { cards: u64 },
     /// A share of one card, or whole cards, through the vcuda resources.
     Shared {
         /// Hundredths of a card, over all cards.
@@ -25,33 +22,31 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entitlement {
     /// `namespace/pod/container`.
-    pub who: String,
-    /// Its right.
+    pub container: String,
+    /// By its pod's spec.
     pub kind: Kind,
 }
 
 /// A claim and the cards that the container is really shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Who, and with what right.
+    /// The container and what it is entitled to.
     pub entitlement: Entitlement,
     /// UUIDs.
     pub cards: Vec<String>,
 }
 
-/// Something that must never be.
+/// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Violation {
-    /// I1: a legacy container does not have the card for itself.
+    /// I1: a legacy container shares its card.
     NotExclusive {
-        /// UUID.
         card: String,
         /// All that hold it, sorted.
         holders: Vec<String>,
     },
-    /// I2: the shares of a card add up to more than there is.
+    /// I2: the shares of a card exceed it.
     Overcommitted {
-        /// UUID.
         card: String,
         /// Sum of cores, of 100.
         cores: u64,
@@ -64,11 +59,9 @@ pub enum Violation {
     },
     /// A container sees more, fewer or other cards than it is entitled to.
     WrongCards {
-        /// The container.
-        who: String,
+        container: String,
         /// How many cards it is entitled to.
         entitled: u64,
-        /// What it sees.
         sees: Vec<String>,
     },
 }
@@ -82,12 +75,12 @@ impl fmt::Display for Violation {
             Self::Overcommitted { card, cores, blocks, of_blocks, holders } => {
                 write!(
                     f,
-                    "I2: {card} carries {cores} of 100 cores and {blocks} of {of_blocks} blocks: {}",
+                    "I2: {card} has {cores} of 100 cores and {blocks} of {of_blocks} blocks: {}",
                     holders.join(", ")
                 )
             }
-            Self::WrongCards { who, entitled, sees } => {
-                write!(f, "{who} is entitled to {entitled} card(s) and sees {sees:?}")
+            Self::WrongCards { container, entitled, sees } => {
+                write!(f, "{container} is entitled to {entitled} card(s) and sees {sees:?}")
             }
         }
     }
@@ -104,7 +97,7 @@ pub fn check_invariants(holdings: &[Holding], blocks_per_card: u64) -> Vec<Viola
         let entitled = cards_of(holding.entitlement.kind);
         if holding.cards.len() as u64 != entitled || holding.cards.iter().any(|card| card == "all") {
             violations.push(Violation::WrongCards {
-                who: holding.entitlement.who.clone(),
+                container: holding.entitlement.container.clone(),
                 entitled,
                 sees: holding.cards.clone(),
             });
@@ -121,7 +114,7 @@ pub fn check_invariants(holdings: &[Holding], blocks_per_card: u64) -> Vec<Viola
 
 fn check_card(card: &str, holders: &[&Holding], blocks_per_card: u64) -> Option<Violation> {
     let names = || {
-        let mut names: Vec<String> = holders.iter().map(|h| h.entitlement.who.clone()).collect();
+        let mut names: Vec<String> = holders.iter().map(|h| h.entitlement.container.clone()).collect();
         names.sort();
         names
     };
@@ -147,7 +140,7 @@ fn check_card(card: &str, holders: &[&Holding], blocks_per_card: u64) -> Option<
     })
 }
 
-/// On how many cards a claim is met.
+/// How many cards a container of this kind gets.
 fn cards_of(kind: Kind) -> u64 {
     match kind {
         Kind::None => 0,
@@ -162,8 +155,8 @@ mod tests {
 
     const LEGACY: Kind = Kind::Legacy { cards: 1 };
 
-    fn holding(who: &str, kind: Kind, cards: &[&str]) -> Holding {
-        let entitlement = Entitlement { who: who.into(), kind };
+    fn holding(container: &str, kind: Kind, cards: &[&str]) -> Holding {
+        let entitlement = Entitlement { container: container.into(), kind };
         Holding { entitlement, cards: cards.iter().map(|&c| c.into()).collect() }
     }
 
@@ -172,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_no_violation() {
+    fn allowed_holdings_are_no_violation() {
         let fine = [
             holding("l0", LEGACY, &["a"]),
             holding("l1", Kind::Legacy { cards: 2 }, &["b", "c"]),
@@ -185,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_both_kinds_is_seen() {
+    fn a_card_held_by_both_kinds_is_reported() {
         let both = [holding("l", LEGACY, &["a"]), holding("s", share(1, 1), &["a"])];
         assert_eq!(
             check_invariants(&both, 160),
@@ -194,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_two_legacy_containers_is_seen() {
+    fn a_card_of_two_legacy_containers_is_reported() {
         let both = [holding("l0", LEGACY, &["a"]), holding("l1", Kind::Legacy { cards: 2 }, &["a", "b"])];
         assert!(
             matches!(&check_invariants(&both, 160)[..], [Violation::NotExclusive { card, .. }] if card == "a")
@@ -202,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn overcommitted_cores_and_blocks_are_seen() {
+    fn overcommitted_cores_and_blocks_are_reported() {
         let cores = [holding("s0", share(60, 1), &["a"]), holding("s1", share(41, 1), &["a"])];
         assert!(matches!(&check_invariants(&cores, 160)[..], [Violation::Overcommitted { cores: 101, .. }]));
         let blocks = [holding("s0", share(1, 160), &["a"]), holding("s1", share(1, 1), &["a"])];
@@ -213,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_cards_are_seen() {
+    fn wrong_cards_are_reported() {
         let cases = [
             holding("none", LEGACY, &[]),
             holding("all", LEGACY, &["all"]),
@@ -223,7 +216,7 @@ mod tests {
         for case in cases {
             let found = check_invariants(std::slice::from_ref(&case), 160);
             assert!(
-                matches!(&found[..], [Violation::WrongCards { who, .. }] if *who == case.entitlement.who),
+                matches!(&found[..], [Violation::WrongCards { container, .. }] if *container == case.entitlement.container),
                 "{found:?}"
             );
         }

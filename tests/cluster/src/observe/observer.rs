@@ -1,4 +1,4 @@
-//! The observer at work: looks again and again in the background, and remembers every violation.
+//! The observer: samples the running containers in the background and records every violation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,6 +19,8 @@ use super::{Container, Entitlement, Holding, Kind, Violation, check_invariants, 
 
 /// Memory blocks of one card of the NVML stand-in: 40 GiB in units of 256 MiB.
 const BLOCKS_PER_CARD: u64 = 160;
+/// How long the last sample may take.
+const END: Duration = Duration::from_secs(30);
 
 /// A running observer.
 #[derive(Debug)]
@@ -27,32 +29,28 @@ pub struct Observer {
     task: JoinHandle<Result<Report>>,
 }
 
-/// What it saw from start to finish.
+/// Everything from start to finish.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// How often it looked.
-    pub looks: u64,
+    pub samples: u64,
     /// Different containers that held a card: UID of the pod, and name.
     pub holders: BTreeSet<(String, String)>,
-    /// Each violation once, with how many looks it was there for.
+    /// Each violation, with the number of samples that it was seen in.
     pub violations: BTreeMap<Violation, u64>,
-    /// Containers that ran without a pod of theirs ever being seen in the API: they cannot be judged.
+    /// Containers whose pod was never seen in the API: they cannot be checked.
     pub unknown: BTreeSet<String>,
 }
 
 impl Report {
     /// Fails on any violation, and on a report that proves nothing.
-    ///
-    /// # Errors
-    /// With every violation, or if fewer than `at_least` holders were seen.
     pub fn check(&self, at_least: usize) -> Result<()> {
         ensure!(self.violations.is_empty(), "{} violation(s):\n{}", self.violations.len(), self.list());
         ensure!(self.unknown.is_empty(), "containers of unknown pods ran: {:?}", self.unknown);
         ensure!(
             self.holders.len() >= at_least,
-            "only {} of at least {at_least} holders were seen in {} looks: the report proves nothing",
+            "only {} of at least {at_least} holders were seen in {} samples: the report proves nothing",
             self.holders.len(),
-            self.looks
+            self.samples
         );
         Ok(())
     }
@@ -60,37 +58,34 @@ impl Report {
     fn list(&self) -> String {
         self.violations
             .iter()
-            .map(|(v, looks)| format!("{v} (in {looks} of {} looks)\n", self.looks))
+            .map(|(v, samples)| format!("{v} (in {samples} of {} samples)\n", self.samples))
             .collect()
     }
 }
 
 impl Observer {
-    /// Starts looking, every 100 ms.
+    /// Starts sampling, every 100 ms.
     pub fn start(client: Client) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let task = tokio::spawn(observe(client, stop.clone()));
         Self { stop, task }
     }
 
-    /// Looks once more, stops and reports.
-    ///
-    /// # Errors
-    /// If the observer itself failed.
+    /// Takes a last sample, stops and reports.
     pub async fn finish(self) -> Result<Report> {
         self.stop.store(true, Ordering::Relaxed);
-        self.task.await.context("the observer died")?
+        tokio::time::timeout(END, self.task)
+            .await
+            .context("the observer did not end")?
+            .context("the observer panicked")?
     }
 }
 
-/// What runs now, judged once.
-///
-/// # Errors
-/// If `/proc` or the API cannot be read.
+/// Samples every 100 ms until `stop` is set, and once more.
 pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Report> {
     let pods: Api<Pod> = Api::all(client);
     let mut entitlements: BTreeMap<(String, String), Entitlement> = BTreeMap::new();
-    let mut strangers: BTreeSet<(String, String)> = BTreeSet::new();
+    let mut unknown: BTreeSet<(String, String)> = BTreeSet::new();
     let mut report = Report::default();
     loop {
         let last = stop.load(Ordering::Relaxed);
@@ -100,11 +95,11 @@ pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Rep
         if running.iter().any(|c| !entitlements.contains_key(&key(c)))
             && let Ok(list) = pods.list(&ListParams::default()).await
         {
-            list.iter().for_each(|pod| learn(&mut entitlements, pod));
-            strangers.extend(running.iter().map(key).filter(|key| !entitlements.contains_key(key)));
+            list.iter().for_each(|pod| record_entitlements(&mut entitlements, pod));
+            unknown.extend(running.iter().map(key).filter(|key| !entitlements.contains_key(key)));
         }
         let holdings = holdings(&running, &entitlements);
-        report.looks += 1;
+        report.samples += 1;
         // With the UID: a StatefulSet's next pod has the same name.
         let holders = running.iter().filter(|c| !c.cards().is_empty() && entitlements.contains_key(&key(c)));
         report.holders.extend(holders.map(key));
@@ -112,7 +107,7 @@ pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Rep
             *report.violations.entry(violation).or_default() += 1;
         }
         if last {
-            report.unknown = strangers
+            report.unknown = unknown
                 .difference(&entitlements.keys().cloned().collect())
                 .map(|(uid, name)| format!("{uid}/{name}"))
                 .collect();
@@ -138,14 +133,16 @@ fn holdings(running: &[Container], entitlements: &BTreeMap<(String, String), Ent
         .collect()
 }
 
-/// Notes what each container of a pod is entitled to.
-fn learn(entitlements: &mut BTreeMap<(String, String), Entitlement>, pod: &Pod) {
+/// Records what each container of a pod is entitled to.
+fn record_entitlements(entitlements: &mut BTreeMap<(String, String), Entitlement>, pod: &Pod) {
     let Some(spec) = &pod.spec else { return };
     let uid = pod.uid().unwrap_or_default();
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
-        let who = format!("{}/{}/{}", pod.namespace().unwrap_or_default(), pod.name_any(), container.name);
-        entitlements
-            .insert((uid.clone(), container.name.clone()), Entitlement { who, kind: kind(container) });
+        let name = format!("{}/{}/{}", pod.namespace().unwrap_or_default(), pod.name_any(), container.name);
+        entitlements.insert(
+            (uid.clone(), container.name.clone()),
+            Entitlement { container: name, kind: kind(container) },
+        );
     }
 }
 

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Context, Result};
 use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
 
-/// One running container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// UID of its pod, from its cgroup.
@@ -34,9 +33,6 @@ impl Container {
 }
 
 /// All workload containers that run now; sandboxes are left out.
-///
-/// # Errors
-/// If `/proc` cannot be read at all. A process that ends while it is looked at is none.
 pub fn containers() -> Result<Vec<Container>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").context("cannot read /proc")? {
@@ -44,7 +40,7 @@ pub fn containers() -> Result<Vec<Container>> {
         let Some(pid) = folder.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok()) else {
             continue;
         };
-        found.extend(look(&folder, pid));
+        found.extend(inspect(&folder, pid));
     }
     Ok(one_each(found))
 }
@@ -57,14 +53,14 @@ fn one_each(mut found: Vec<Container>) -> Vec<Container> {
     found
 }
 
-fn look(folder: &Path, pid: u32) -> Option<Container> {
+fn inspect(folder: &Path, pid: u32) -> Option<Container> {
     // Our program in its own image: the sandbox has another verb, and runc's first stages have another name.
     let command = fs::read(folder.join("cmdline")).ok()?;
     let mut arguments = command.split(|b| *b == 0);
     if arguments.next()? != b"/work" {
         return None;
     }
-    // One that stands in for a program of ours holds no card, whatever its environment says.
+    // The stand-in for a program of ours holds no card, whatever is in its environment.
     let verb = arguments.next()?;
     if verb == b"pause" || verb.starts_with(b"--") {
         return None;
@@ -72,8 +68,8 @@ fn look(folder: &Path, pid: u32) -> Option<Container> {
     let (pod_uid, id) = cgroup_of(&fs::read_to_string(folder.join("cgroup")).ok()?)?;
     let name = container_name(&fs::read_to_string(folder.join("mountinfo")).ok()?, &pod_uid)?;
     let environment = fs::read(folder.join("environ")).ok()?;
-    // The kernel reads both from the process's memory, and says nothing of one that has lost it: what is cut short by the
-    // end of the process is no environment. Nor is none at all, as in the midst of an execve: the kubelet always gives one.
+    // The kernel reads both from the process's memory and returns nothing for a process that is exiting, so a truncated
+    // environment does not count. Nor does an empty one, as during an execve: the kubelet always sets variables.
     if environment.is_empty() || fs::read(folder.join("cmdline")).ok()? != command {
         return None;
     }
@@ -142,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_while_it_is_looked_at_is_no_container() {
+    fn a_process_that_exits_while_it_is_read_is_no_container() {
         let name = format!("gpu-migrate-proc-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
@@ -151,9 +147,9 @@ mod tests {
         file("cgroup", &format!("0::/kubepods/pod{UID}/cafe\n"));
         file("mountinfo", &format!("/lib/kubelet/pods/{UID}/containers/train/1f2e /dev/termination-log\n"));
         file("environ", "NVIDIA_VISIBLE_DEVICES=GPU-a\0");
-        let alive = look(&folder, 1).map(|container| container.cards());
+        let alive = inspect(&folder, 1).map(|container| container.cards());
         file("environ", "");
-        let ended = look(&folder, 1);
+        let ended = inspect(&folder, 1);
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!((alive, ended), (Some(vec!["GPU-a".to_owned()]), None));
     }

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 /// A CronJob's first pod may take until the next full minute.
 const NEXT_MINUTE: Duration = Duration::from_secs(90);
 
-/// Whoever makes the pod, it comes out converted: here to a tenth of a card, so that all kinds run side by side.
+/// Pods of every workload kind are converted: here to a tenth of a card, so that all kinds run side by side.
 pub(crate) async fn pods_of_every_workload_kind_are_converted(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.project("kinds", json!({"coresPerCard": 10, "blocksPerCard": 4})).await?;
     for (group, kind, spec) in workloads() {
@@ -112,7 +112,7 @@ pub(crate) async fn without_the_webhook_pods_stay_legacy(cluster: &mut Cluster) 
     let calls = WebhookCalls::read(&cluster.client).await?.since(&before);
     cluster.start_component("gpu-migrate-webhook")?;
     let created = created?;
-    ensure!(calls.failed_open == 1, "the apiserver did not even try: {calls:?}");
+    ensure!(calls.failed_open == 1, "the apiserver did not call it: {calls:?}");
     ensure!(
         limit(&created, &Dialect::default().legacy) == 1 && created.annotations().is_empty(),
         "{created:?}"

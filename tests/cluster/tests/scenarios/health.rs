@@ -1,4 +1,4 @@
-//! Cards that are not well, and a witness: what NVML tells the agent, and what becomes of it.
+//! Unhealthy cards and processes on them: what NVML reports to the node agent, and what the GPUShadow then has.
 
 use std::fs;
 
@@ -12,36 +12,37 @@ use gpu_migrate_model::{
 use kube::Api;
 
 /// An XID of the card, memory that waits for a reset and a card that fell off the bus each close their card, an XID of an
-/// application does not; processes on a card that nobody holds are told. All is as before once the cards are well.
+/// application does not; processes on a card without a holder are reported. All is as before once the cards are healthy.
 pub(crate) async fn an_unhealthy_card_gets_no_new_pod_until_it_is_healthy(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let faults = cluster.setup.layout.nvml_faults();
     fs::create_dir_all(&faults)?;
     let fault = |name: &str, text: &str| fs::write(faults.join(name), text);
-    // Each event is told once, and ends by itself; the others last.
+    // Each XID event is reported once; the other faults last.
     fault("xid-0", "13")?;
     fault("xid-1", "79")?;
     fault("remap-2", "")?;
     fault("lost-3", "")?;
     fault("process-4", "4242")?;
-    let sick = told(cluster, "three cards to be closed", |status| unhealthy(status) == [1, 2, 3]).await;
-    // Sources are compared every 15 s, and what is seen once may be on its way.
-    let witness = "nobody holds it, and processes 4242 run on it";
-    let seen = told(cluster, "a process to be told", |status| drift(status).contains(witness)).await;
+    let closed = shadow(cluster, "three cards to be closed", |status| unhealthy(status) == [1, 2, 3]).await;
+    // Sources are compared every 15 s, and a difference counts when it is seen twice.
+    let process = "nobody holds it, and processes 4242 run on it";
+    let reported =
+        shadow(cluster, "the process to be reported", |status| drift(status).contains(process)).await;
     for name in ["xid-0", "xid-1", "remap-2", "lost-3", "process-4"] {
         fs::remove_file(faults.join(name))?;
     }
-    sick.and(seen)?;
-    let well = |status: &GPUShadowStatus| unhealthy(status).is_empty() && drift(status).is_empty();
-    told(cluster, "all cards to be well again", well).await?;
-    // NVIDIA's plugin never calls a card well again that was not: its owner starts it anew.
+    closed.and(reported)?;
+    let healthy = |status: &GPUShadowStatus| unhealthy(status).is_empty() && drift(status).is_empty();
+    shadow(cluster, "all cards to be healthy again", healthy).await?;
+    // NVIDIA's plugin never reports an unhealthy card as healthy again: its owner restarts it.
     cluster.restart("nvidia-device-plugin")?;
     let dialect = Dialect::default();
     cluster.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
 }
 
-async fn told(cluster: &mut Cluster, what: &str, is_so: impl Fn(&GPUShadowStatus) -> bool) -> Result<()> {
+async fn shadow(cluster: &mut Cluster, what: &str, is_so: impl Fn(&GPUShadowStatus) -> bool) -> Result<()> {
     let shadows: Api<GPUShadow> = Api::all(cluster.client.clone());
     cluster
         .until(what, TIMEOUT, || async {
@@ -53,7 +54,7 @@ async fn told(cluster: &mut Cluster, what: &str, is_so: impl Fn(&GPUShadowStatus
         .await
 }
 
-/// Cards that take nobody new because they are not well.
+/// Cards that take no new holder because they are unhealthy.
 fn unhealthy(status: &GPUShadowStatus) -> Vec<usize> {
     let cards = status.cards.iter().enumerate();
     cards
@@ -62,9 +63,9 @@ fn unhealthy(status: &GPUShadowStatus) -> Vec<usize> {
         .collect()
 }
 
-/// Where the sources do not agree.
+/// The message of the condition Drift.
 fn drift(status: &GPUShadowStatus) -> String {
-    let told =
+    let drift =
         status.conditions.iter().find(|condition| condition.type_ == "Drift" && condition.status == "True");
-    told.map(|condition| condition.message.clone()).unwrap_or_default()
+    drift.map(|condition| condition.message.clone()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What we rely on Kubernetes and NVIDIA's plugin to do, each asserted once: these hold without any part of ours.
+//! Behaviour of Kubernetes and NVIDIA's plugin that we rely on, each asserted once, without any part of ours.
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
@@ -15,10 +15,10 @@ use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
 use kube::{ResourceExt, core::Request};
 use serde_json::{Value, json};
 
-/// Where the kubelet keeps who has which devices.
+/// The kubelet's checkpoint of allocated devices.
 pub(crate) const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
-/// The legacy world works here: pods of whole cards, each with cards of its own, and no more pods than cards.
+/// Without gpu-migrate: each pod of a whole card gets a card of its own.
 pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.namespace("legacy", &[]).await?;
     let observer = Observer::start(cluster.client.clone());
@@ -32,33 +32,33 @@ pub(crate) async fn a_legacy_pod_gets_a_card_of_nvidias_plugin(cluster: &mut Clu
     observer.finish().await?.check(8)
 }
 
-/// The observer is no rubber stamp: a pod that helps itself to a legacy pod's card, as any image may by setting the variable
-/// itself, is reported, from what the kernel says about the two processes.
+/// The observer can fail: a pod that sees a legacy pod's card because its image sets the variable itself is reported, from the
+/// environment of the two processes.
 pub(crate) async fn the_observer_reports_a_pod_that_sets_its_own_cards(cluster: &mut Cluster) -> Result<()> {
-    let namespace = cluster.namespace("thief", &[]).await?;
+    let namespace = cluster.namespace("intruder", &[]).await?;
     let observer = Observer::start(cluster.client.clone());
     cluster.create_pod(&namespace, "owner", pod_spec(GPU)).await?;
     let card = only_card(&cluster.running(&namespace, "owner").await?.1)?;
     let mut spec = pod_spec(&[]);
     spec["containers"][0]["env"] = json!([{"name": NVIDIA_VISIBLE_DEVICES, "value": card}]);
-    cluster.create_pod(&namespace, "thief", spec).await?;
-    cluster.running(&namespace, "thief").await?;
+    cluster.create_pod(&namespace, "intruder", spec).await?;
+    cluster.running(&namespace, "intruder").await?;
 
     let report = observer.finish().await?;
-    let [owner, thief] = ["owner", "thief"].map(|pod| format!("{namespace}/{pod}/main"));
-    let shared = Violation::NotExclusive { card: card.clone(), holders: vec![owner, thief.clone()] };
-    let stolen = Violation::WrongCards { who: thief, entitled: 0, sees: vec![card] };
+    let [owner, intruder] = ["owner", "intruder"].map(|pod| format!("{namespace}/{pod}/main"));
+    let shared = Violation::NotExclusive { card: card.clone(), holders: vec![owner, intruder.clone()] };
+    let unentitled = Violation::WrongCards { container: intruder, entitled: 0, sees: vec![card] };
     let seen: Vec<&Violation> = report.violations.keys().collect();
-    ensure!(seen == [&shared, &stolen], "reported: {seen:?}");
+    ensure!(seen == [&shared, &unentitled], "reported: {seen:?}");
     ensure!(report.check(0).is_err(), "the report passes all the same");
     Ok(())
 }
 
-/// FACTS 4.9, on which DESIGN decision 1 rests: the annotations of a Binding reach the pod in the write that sets its node.
+/// The annotations of a Binding reach the pod in the write that sets its node.
 pub(crate) async fn a_binding_carries_annotations_into_the_pod(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.namespace("binding", &[]).await?;
     let mut spec = pod_spec(&[]);
-    spec["schedulerName"] = json!("nobody");
+    spec["schedulerName"] = json!("no-scheduler");
     let pod = cluster.create_pod(&namespace, "pod", spec).await?;
     let bind = |uid: &str, value: &str| -> Result<_> {
         let body = json!({
@@ -111,7 +111,7 @@ fn conflict(answer: &kube::Result<Value>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 409)
 }
 
-/// FACTS 2.4: why a card is not free just because, or as long as, the kubelet's file says so.
+/// A card is neither free because the kubelet's checkpoint lacks it nor held because the checkpoint has it.
 pub(crate) async fn the_checkpoint_keeps_entries_of_deleted_pods(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.namespace("checkpoint", &[]).await?;
     let first = cluster.create_pod(&namespace, "first", pod_spec(GPU)).await?.uid().unwrap_or_default();

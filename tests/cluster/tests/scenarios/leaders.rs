@@ -1,7 +1,6 @@
-//! Two operators, of which one acts: killed and frozen in the middle of a migration, they carry it on without doing anything
-//! twice.
+//! Two operator replicas, killed and paused in the middle of a migration: it completes, and nothing is done twice.
 //!
-//! What happened is read from the apiserver's audit: who wrote what, in which order. The operators' replicas share an account
+//! What happened is read from the apiserver's audit log: which replica wrote what, in which order. The operators' replicas share an account
 //! and differ by a group of their own.
 
 use std::time::Duration;
@@ -15,7 +14,7 @@ use gpu_migrate_cluster_tests::{
     observe::Observer,
     process::Component,
     stage::OPERATORS,
-    wait::Seen,
+    wait::{self, Seen},
     workload::{deployment, pod_spec},
 };
 use gpu_migrate_model::{
@@ -38,13 +37,13 @@ const OTHERS: [(&str, &str, &str); 3] = [
     ("five", "DaemonSet", "daemonsets"),
     ("six", "CronJob", "cronjobs"),
 ];
-/// How often the leader is put out of action.
-const ACCIDENTS: usize = 4;
+/// How often the leader is killed or paused.
+const FAILOVERS: usize = 4;
 /// Long enough for four waves, with a new leader after a lost Lease in each.
 const LONG: Duration = Duration::from_secs(150);
 
-/// The leader is killed, or frozen for longer than its Lease, at moments of a random course; the other takes over, and the
-/// one that thaws finds that it leads no more. Every workload is restarted once.
+/// The leader is killed, or paused for longer than its Lease, at random moments; the other takes over, and the one that is
+/// resumed finds that it has lost the Lease. Every workload is restarted once.
 pub(crate) async fn killed_and_paused_leaders_restart_no_workload_twice(cluster: &mut Cluster) -> Result<()> {
     let seed = std::env::var("GPU_MIGRATE_LEADERS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let mut random = StdRng::seed_from_u64(seed);
@@ -64,9 +63,9 @@ pub(crate) async fn killed_and_paused_leaders_restart_no_workload_twice(cluster:
     cluster.add_operators(OPERATORS.len())?;
     enforce(cluster, &namespace).await?;
 
-    let mut course = Vec::new();
-    let outcome = accidents(cluster, begin, &mut random, &mut course).await;
-    eprintln!("    seed {seed}: {}", course.join(", "));
+    let mut history = Vec::new();
+    let outcome = failovers(cluster, begin, &mut random, &mut history).await;
+    eprintln!("    seed {seed}: {}", history.join(", "));
     outcome?;
     let migrations: Api<GPUMigration> = Api::all(cluster.client.clone());
     cluster
@@ -109,7 +108,7 @@ async fn create_others(cluster: &Cluster, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// A wave for each Deployment and one for all other kinds, with little patience between them.
+/// A wave for each Deployment and one for all other kinds, with short gates.
 async fn enforce(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let wave = |name: &&str| json!({"workloads": [format!("Deployment/{namespace}/{name}")]});
     let others = OTHERS.iter().map(|(name, kind, _)| format!("{kind}/{namespace}/{name}"));
@@ -127,14 +126,14 @@ async fn enforce(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whoever leads is put out of action, again and again, some time after it began to lead.
-async fn accidents(
+/// Kills or pauses the leader repeatedly, some time after it became the leader.
+async fn failovers(
     cluster: &mut Cluster,
     begin: usize,
     random: &mut StdRng,
-    course: &mut Vec<String>,
+    history: &mut Vec<String>,
 ) -> Result<()> {
-    for round in 0..ACCIDENTS {
+    for round in 0..FAILOVERS {
         let logs = cluster.setup.layout.logs();
         let leader = cluster
             .until("an operator to lead", LONG, || async {
@@ -149,7 +148,7 @@ async fn accidents(
         let moment = Duration::from_millis(random.random_range(0..4000));
         tokio::time::sleep(moment).await;
         let pause = round % 2 == 1;
-        course.push(format!("{leader} {} after {moment:.1?}", if pause { "frozen" } else { "killed" }));
+        history.push(format!("{leader} {} after {moment:.1?}", if pause { "paused" } else { "killed" }));
         let before = audit::read(&logs)?.len();
         if pause {
             cluster.component(leader)?.pause()?;
@@ -163,30 +162,29 @@ async fn accidents(
                     .iter()
                     .filter_map(Entry::leader)
                     .find(|holder| *holder != leader && !holder.is_empty());
-                Ok(Seen::from_bool(holder.is_some(), || "the Lease is still its".into()))
+                Ok(Seen::from_bool(holder.is_some(), || "it still has the Lease".into()))
             })
             .await?;
         if pause {
-            // Thawed, it may act on what it thought; then it notices, and ends.
+            // Resumed, it may still try to write; then it notices the lost Lease and exits.
             cluster.component(leader)?.resume()?;
-            ends(cluster.component(leader)?)
+            exits(cluster.component(leader)?)
                 .await
-                .with_context(|| format!("{leader} leads no more, and goes on"))?;
+                .with_context(|| format!("{leader} lost the Lease and does not exit"))?;
         }
         cluster.start_component(leader)?;
     }
     Ok(())
 }
 
-/// Waits for a process that is to end by itself.
-async fn ends(component: &mut Component) -> Result<()> {
-    for _ in 0..300 {
-        if component.ended()?.is_some() {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    anyhow::bail!("it has not ended after 15 s")
+/// Waits for a process that is to exit by itself.
+async fn exits(component: &mut Component) -> Result<()> {
+    wait::until("its exit", Duration::from_secs(15), || {
+        let status = component.ended();
+        async { Ok(Seen::from_option(status?, || "it is running".into())) }
+    })
+    .await
+    .map(drop)
 }
 
 /// All pods are shared ones, and every Deployment had one change and two revisions.
@@ -228,7 +226,7 @@ fn nothing_was_done_twice(log: &[Entry], namespace: &str) -> Result<()> {
 }
 
 /// By the audit: every write of an operator that was carried out came while the Lease named it. Events are left out: they
-/// tell afterwards.
+/// are written afterwards.
 fn one_acted_at_a_time(log: &[Entry]) -> Result<()> {
     let (mut leader, mut writes, mut changes) = (String::new(), 0, 0);
     let mut ours: Vec<&Entry> = log.iter().filter(|entry| entry.is_of("gpu-migrate-operator")).collect();
@@ -245,8 +243,10 @@ fn one_acted_at_a_time(log: &[Entry]) -> Result<()> {
                 .is_some_and(|(_, resource)| !["leases", "events"].contains(&resource.as_str()))
         {
             writes += 1;
-            let writer =
-                OPERATORS.into_iter().find(|name| entry.in_group(name)).context("a write of nobody")?;
+            let writer = OPERATORS
+                .into_iter()
+                .find(|name| entry.in_group(name))
+                .context("a write without a replica")?;
             ensure!(
                 writer == leader,
                 "{writer} wrote {:?} {:?} while {leader:?} had the Lease",
@@ -256,7 +256,7 @@ fn one_acted_at_a_time(log: &[Entry]) -> Result<()> {
         }
     }
     ensure!(
-        writes > 8 && changes > ACCIDENTS,
+        writes > 8 && changes > FAILOVERS,
         "{writes} writes, {changes} changes of the Lease: this proves nothing"
     );
     eprintln!("    {writes} writes under {changes} changes of the Lease");

@@ -46,7 +46,7 @@ macro_rules! scenario {
 
 fn scenarios() -> Vec<Scenario> {
     vec![
-        // First: what it compares with is a cluster that nobody has touched.
+        // First: it compares with a new cluster.
         scenario!(Bare, migration::from_install_to_uninstall),
         scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
         scenario!(Legacy, kubernetes::the_observer_reports_a_pod_that_sets_its_own_cards),
@@ -77,7 +77,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, nodes::plugins_are_installed_after_the_driver_and_removed_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_paused_leaders_restart_no_workload_twice),
         scenario!(Bridged, churn::random_kills_break_no_invariant),
-        // Last: it looks at what all the others asked for.
+        // Last: it checks the requests of all the others.
         scenario!(Bridged, rbac::every_granted_verb_is_used),
     ]
 }
@@ -86,7 +86,7 @@ fn scenarios() -> Vec<Scenario> {
 enum Shared {
     NotStarted,
     Running(Box<Cluster>),
-    /// Did not come up: it is not tried again for every scenario.
+    /// Did not start: it is not retried for every scenario.
     Broken(String),
 }
 

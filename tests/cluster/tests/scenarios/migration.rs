@@ -1,9 +1,9 @@
-//! A migration as a cluster's owner does it: by the runbook, command by command, from the first look to the last trace.
+//! A migration as a cluster's owner does it: by the runbook, command by command, from the first plan to the uninstall.
 //!
 //! **What is real, what is not.** Kubernetes, the containers of the workloads and NVIDIA's plugin are real. What `deploy/`
 //! ships is applied as it stands there, and Kubernetes makes pods of it; a stand-in image waits in each, and its program
-//! runs as a process beside it, see [`gpu_migrate_cluster_tests::programs`]. NVIDIA's DaemonSet is treated in the same way.
-//! `gpu-migrate` and `kubectl` are the programs that a person would type.
+//! runs as a process beside it, see [`gpu_migrate_cluster_tests::pod_programs`]. NVIDIA's DaemonSet is treated in the same way.
+//! `gpu-migrate` and `kubectl` are the real programs.
 
 use std::{
     collections::BTreeSet,
@@ -46,8 +46,8 @@ const WORKLOADS: [&str; 3] = ["canary", "trainer", "serving"];
 /// The image of NVIDIA's plugin, by name.
 const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 
-/// The whole of it. The second wave is broken on purpose: it is taken back by itself and the first stays. Then all goes back,
-/// gpu-migrate goes, and nothing tells that it was there.
+/// The whole of it. The second wave is broken on purpose: it is rolled back by itself and the first stays. Then all is
+/// rolled back, gpu-migrate is uninstalled, and no trace of it is left.
 pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<()> {
     let mut runbook = Runbook::open(cluster, "migration::from_install_to_uninstall")?;
     let mut clock = Clock::start();
@@ -81,14 +81,14 @@ pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<(
     clock.lap("compare");
 
     let report = observer.finish().await?;
-    eprintln!("    the observer looked {} times at {} holders", report.looks, report.holders.len());
-    // Three at first, two that were sent over, one that went back; the others never left their card.
+    eprintln!("    the observer took {} samples of {} holders", report.samples, report.holders.len());
+    // Three at first, two that were converted, one that was rolled back; the others kept their card.
     report.check(6)?;
     runbook.finish()?;
     forget_the_owners_objects(cluster).await
 }
 
-/// How long each part took, for those who wait for it.
+/// Prints how long each part took.
 struct Clock(Instant);
 
 impl Clock {
@@ -105,13 +105,13 @@ impl Clock {
 async fn until<T>(
     cluster: &mut Cluster,
     what: &str,
-    mut look: impl AsyncFnMut(&Client) -> Result<Seen<T>>,
+    mut poll: impl AsyncFnMut(&Client) -> Result<Seen<T>>,
 ) -> Result<T> {
     let (client, deadline) = (cluster.client.clone(), Instant::now() + TIMEOUT);
     loop {
         cluster.sync_pod_programs().await.with_context(|| format!("while waiting for {what}"))?;
         cluster.check()?;
-        let last = match look(&client).await {
+        let last = match poll(&client).await {
             Ok(Seen::Done(value)) => return Ok(value),
             Ok(Seen::NotYet(text)) => text,
             Err(error) => format!("{error:#}"),
@@ -224,8 +224,8 @@ async fn install(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
         "helm lint --strict deploy/chart/gpu-migrate",
         "helm uninstall --wait gpu-migrate --namespace gpu-migrate-system",
     ] {
-        let said = runbook.run_unlisted(cluster, command).await?;
-        ensure!(said.status == 0, "{command}: {}", said.text);
+        let output = runbook.run_unlisted(cluster, command).await?;
+        ensure!(output.status == 0, "{command}: {}", output.text);
     }
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     cluster
@@ -246,9 +246,9 @@ async fn install(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     })
     .await?;
     cluster.wait_for_webhook().await?;
-    // Whether it says go is other tests' matter: here the node is not bridged yet.
-    let said = runbook.run_with_status(cluster, "gpu-migrate preflight", &[0, 3]).await?;
-    ensure!(said.trim_end().ends_with("go"), "{said}");
+    // Other tests check the verdict: here the node is not bridged yet.
+    let output = runbook.run_with_status(cluster, "gpu-migrate preflight", &[0, 3]).await?;
+    ensure!(output.trim_end().ends_with("go"), "{output}");
     Ok(())
 }
 
@@ -275,9 +275,9 @@ async fn bridge(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
         Ok(Seen::from_bool(node.labels().contains_key(names::POOL), || format!("{:?}", node.labels())))
     })
     .await?;
-    let said = runbook.run(cluster, "gpu-migrate status gpu-01 --holders").await?;
+    let output = runbook.run(cluster, "gpu-migrate status gpu-01 --holders").await?;
     for name in WORKLOADS {
-        ensure!(said.contains(&format!("{DANLU}/{name}-")), "{name} is no holder:\n{said}");
+        ensure!(output.contains(&format!("{DANLU}/{name}-")), "{name} is no holder:\n{output}");
     }
     Ok(())
 }
@@ -287,20 +287,20 @@ async fn begin(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook
         .run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in=true gpu-migrate.io/project=danlu")
         .await?;
-    let said = runbook
+    let output = runbook
         .run_unlisted(
             cluster,
             "kubectl apply --server-side --force-conflicts --field-manager=owner -f policies.yaml",
         )
         .await?;
-    ensure!(said.status == 0, "{}", said.text);
-    let said = runbook.run(cluster, "gpu-migrate quota translate -n danlu").await?;
-    ensure!(said.contains("requests.tencent.com/vcuda-core"), "{said}");
+    ensure!(output.status == 0, "{}", output.text);
+    let output = runbook.run(cluster, "gpu-migrate quota translate -n danlu").await?;
+    ensure!(output.contains("requests.tencent.com/vcuda-core"), "{output}");
     runbook.run(cluster, "gpu-migrate quota translate -n danlu --apply").await?;
     runbook.run(cluster, "gpu-migrate rollout start danlu").await?;
-    until(cluster, "the first workload to be sent over", async |client| {
-        let sent = generation(client, WORKLOADS[0]).await? > 1;
-        Ok(Seen::from_bool(sent, || "not yet".into()))
+    until(cluster, "the first workload to be restarted", async |client| {
+        let restarted = generation(client, WORKLOADS[0]).await? > 1;
+        Ok(Seen::from_bool(restarted, || "not yet".into()))
     })
     .await?;
     runbook.run(cluster, "gpu-migrate rollout pause danlu").await?;
@@ -315,11 +315,11 @@ async fn begin(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     is_shared(cluster, WORKLOADS[0], true).await
 }
 
-/// The second wave never gets ready: it goes back by itself, the first stays, the third was never begun.
+/// The second wave never gets ready: it is rolled back by itself, the first stays, the third was never started.
 async fn second_wave_fails(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     let third = pod_of(&cluster.client, WORKLOADS[2]).await?.uid();
-    let said = runbook.run(cluster, "kubectl get gpumigrations danlu -o wide").await?;
-    ensure!(said.contains(DANLU), "{said}");
+    let output = runbook.run(cluster, "kubectl get gpumigrations danlu -o wide").await?;
+    ensure!(output.contains(DANLU), "{output}");
     phase(cluster, MigrationPhase::Failed).await?;
     let status = policy(&cluster.client).await?.status.unwrap_or_default();
     let why = status.conditions.iter().find(|c| c.type_ == "WaveFailed").map(|c| c.message.clone());
@@ -339,26 +339,26 @@ async fn second_wave_fails(cluster: &mut Cluster, runbook: &mut Runbook) -> Resu
         "the first is changed once, the second there and back, the third never: {restarts:?}"
     );
     ensure!(pod_of(&cluster.client, WORKLOADS[2]).await?.uid() == third, "the third was restarted");
-    let said =
+    let output =
         runbook.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
-    ensure!(said.contains("WaveFailed") && said.contains("WaveTakenBack"), "{said}");
+    ensure!(output.contains("WaveFailed") && output.contains("WaveTakenBack"), "{output}");
     ensure!(
-        said.contains("wave 1 of 3 begins") && said.contains("wave 2 of 3 begins"),
-        "a wave has the words of another: {said}"
+        output.contains("wave 1 of 3 begins") && output.contains("wave 2 of 3 begins"),
+        "a wave has the message of another: {output}"
     );
     runbook.run(cluster, "gpu-migrate verify").await?;
     runbook.run(cluster, "gpu-migrate cordon-card gpu-01 3").await?;
-    let said = runbook.run_unlisted(cluster, "gpu-migrate status gpu-01").await?.text;
-    let cordoned = until(cluster, "the card to be taken out", async |client| {
+    let output = runbook.run_unlisted(cluster, "gpu-migrate status gpu-01").await?.text;
+    let cordoned = until(cluster, "the card to be cordoned", async |client| {
         let shadow: gpu_migrate_model::crd::GPUShadow = Api::all(client.clone()).get(NODE).await?;
         let state = format!("{:?}", shadow.status.and_then(|s| s.cards.get(3).map(|c| c.state)));
         Ok(Seen::from_bool(state.contains("Cordoned") || !state.contains("Free"), || state))
     });
-    cordoned.await.with_context(|| said)?;
+    cordoned.await.with_context(|| output)?;
     runbook.run(cluster, "gpu-migrate cordon-card gpu-01 3 --undo").await.map(drop)
 }
 
-/// Runbook 6: the project goes back.
+/// Runbook 6: the project is rolled back.
 async fn undo(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook.run(cluster, "gpu-migrate rollout undo danlu").await?;
     phase(cluster, MigrationPhase::Idle).await?;
@@ -369,8 +369,8 @@ async fn undo(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     Ok(())
 }
 
-/// Runbook 6, for everything at once: without the webhook pods are created as they are written. Then it comes back, so that
-/// what follows has something to remove.
+/// Runbook 6, for everything at once: without the webhook pods are created as they are written. Then it is scaled up
+/// again, so that the uninstall has something to remove.
 async fn without_webhook(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook
         .run(cluster, "kubectl -n gpu-migrate-system scale deployment gpu-migrate-webhook --replicas=0")
@@ -393,10 +393,10 @@ async fn without_webhook(cluster: &mut Cluster, runbook: &mut Runbook) -> Result
     .await
 }
 
-/// Runbook 7: it refuses while NVIDIA's plugin is behind the bridge; then it goes.
+/// Runbook 7: uninstall refuses while NVIDIA's plugin is behind the node agent; then it removes everything.
 async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
-    let said = runbook.run_unlisted(cluster, "gpu-migrate uninstall").await?;
-    ensure!(said.status == 3 && said.text.contains("still registers with the bridge"), "{said:?}");
+    let output = runbook.run_unlisted(cluster, "gpu-migrate uninstall").await?;
+    ensure!(output.status == 3 && output.text.contains("still registers with the bridge"), "{output:?}");
     runbook
         .run(
             cluster,
@@ -407,27 +407,27 @@ async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
         .run(cluster, "kubectl -n kube-system rollout status daemonset/nvidia-device-plugin-daemonset")
         .await?;
     offered(cluster, &Dialect::default().legacy, CARDS).await?;
-    let said = runbook.run(cluster, "gpu-migrate uninstall --dry-run").await?;
-    ensure!(said.contains("dry run"), "{said}");
-    let said = runbook.run(cluster, "gpu-migrate uninstall").await?;
-    eprintln!("{said}");
+    let output = runbook.run(cluster, "gpu-migrate uninstall --dry-run").await?;
+    ensure!(output.contains("dry run"), "{output}");
+    let output = runbook.run(cluster, "gpu-migrate uninstall").await?;
+    eprintln!("{output}");
     runbook
         .run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in- gpu-migrate.io/project-")
         .await?;
     let restore = json!({"spec": {"devicePlugin": {"env": null}}});
-    let said = runbook
+    let output = runbook
         .run_unlisted(
             cluster,
             &format!("kubectl patch clusterpolicy cluster-policy --type merge -p '{restore}'"),
         )
         .await?;
-    ensure!(said.status == 0, "{}", said.text);
+    ensure!(output.status == 0, "{}", output.text);
     Ok(())
 }
 
-/// Nothing that is there now was not there before, nothing is missing, and no object says our name; all cards are whole cards
+/// No object or file is new, none is missing, and no object has our name in it; all cards are whole cards
 /// again, and nothing is offered in shares. The kubelet counts the devices of a plugin that is gone in the node's capacity for
-/// five minutes more, and then as 0 until its node is made anew: that is all that may differ.
+/// five minutes more, and then as 0 until its Node is re-created: that is all that may differ.
 async fn as_before(cluster: &mut Cluster, before: &Snapshot) -> Result<()> {
     let dialect = Dialect::default();
     let shares = [&dialect.cores, &dialect.memory];
@@ -454,9 +454,9 @@ async fn forget_the_owners_objects(cluster: &mut Cluster) -> Result<()> {
         "kubectl delete crd clusterpolicies.nvidia.com",
         "kubectl delete runtimeclass nvidia",
     ] {
-        let runbook = Runbook::open(cluster, "nobody")?;
-        let said = runbook.run_unlisted(cluster, command).await?;
-        ensure!(said.status == 0, "{command}: {}", said.text);
+        let runbook = Runbook::open(cluster, "no scenario")?;
+        let output = runbook.run_unlisted(cluster, command).await?;
+        ensure!(output.status == 0, "{command}: {}", output.text);
     }
     until(cluster, "the pods to go", async |client| {
         let left = Api::<Pod>::all(client.clone()).list(&ListParams::default()).await?.items.len();

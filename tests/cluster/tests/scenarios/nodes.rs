@@ -1,8 +1,8 @@
-//! The life of a node under a GPUConfig: its driver, its plugins, its end.
+//! A node under a GPUConfig, from joining to removal: its driver, its plugins, its objects.
 //!
-//! The nodes have no kubelet. Kubernetes makes the pods and binds them; that they fail, succeed or have ended is said by the
-//! scenario, as a kubelet would. The operator is a process with its account's rights, and is started anew before each wait: what
-//! it does next must follow from what is there and not from what it remembers, and nobody waits for its next round.
+//! The nodes have no kubelet. Kubernetes creates the pods and binds them; the scenario writes their status, as a kubelet would.
+//! The operator is a process with its account's RBAC and is restarted before each wait: what it does next must follow from the
+//! objects and not from its memory, and the scenario need not wait for its next interval.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ use serde_json::json;
 const OF_POOL: (&str, &str) = ("gpu-migrate.test/pool", "cards");
 /// A node without a driver.
 const RAW: &str = "node-raw";
-/// One that comes with the wanted driver.
+/// One that joins with the wanted driver.
 const READY: &str = "node-ready";
 /// What runs on a bridged node: DaemonSet, and the component that its pods are labelled with.
 const SETS: [(&str, &str); 2] =
@@ -50,35 +50,35 @@ const CONFIG: &str = "cluster";
 const TEMPLATES: &str = "gpu-migrate-templates";
 const RUNTIME_CLASS: &str = "nvidia";
 
-/// A node has no plugin before its driver: the installer fails and says why, is tried again when its pod is deleted, succeeds
-/// and is cleared away. The DaemonSets come with the first node and stay for the second. A node that leaves its pool keeps its
-/// agent until the last share has ended, and is forgotten when the agent has. With the last node everything goes.
+/// A node has no plugin before its driver: the installer fails and reports why, is retried when its pod is deleted, succeeds and
+/// is deleted. The DaemonSets are created for the first node and stay for the second. A node that leaves its pool keeps its agent
+/// until the last share has ended; then its labels and GPUShadow are removed. With the last node everything is removed.
 pub(crate) async fn plugins_are_installed_after_the_driver_and_removed_with_the_last_node(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    let outcome = life(cluster).await;
+    let outcome = join_to_removal(cluster).await;
     outcome.and(as_it_was(cluster).await)
 }
 
-async fn life(cluster: &mut Cluster) -> Result<()> {
+async fn join_to_removal(cluster: &mut Cluster) -> Result<()> {
     owners_objects(cluster).await?;
     cluster.add_operators(1)?;
     let _raw = cluster.new_node(RAW, &[OF_POOL]).await?;
     installed_at_the_second_try(cluster).await?;
-    operator_brings(cluster, "the first node's plugins", |world| {
+    after_restart(cluster, "the first node's plugins", |world| {
         world.serves(&[RAW]) && world.installers().is_empty()
     })
     .await?;
     cluster.report_as_agent(RAW).await?;
     let _ready = cluster.new_node(READY, &[OF_POOL, (names::DRIVER_VERSION, DRIVER)]).await?;
-    let world = operator_brings(cluster, "the second node's plugins, and what is said of both", |world| {
+    let world = after_restart(cluster, "the second node's plugins, and the status of both", |world| {
         world.serves(&[RAW, READY]) && world.nodes_and_ready == (2, 1)
     })
     .await?;
     ensure!(world.install(READY).message == "found as wanted" && world.installers().is_empty(), "{world:?}");
-    ensure!(world.says(RAW, "DriverMatches", "True").contains(DRIVER), "{world:?}");
+    ensure!(world.condition(RAW, "DriverMatches", "True").contains(DRIVER), "{world:?}");
     leaves_the_pool(cluster).await?;
-    goes_away(cluster).await?;
+    is_removed(cluster).await?;
     cluster.check_forbidden_of(OPERATORS[0])
 }
 
@@ -104,29 +104,30 @@ async fn owners_objects(cluster: &Cluster) -> Result<()> {
 
 /// The installer runs on the node, and nothing else does before it has succeeded.
 async fn installed_at_the_second_try(cluster: &mut Cluster) -> Result<()> {
-    let world = operator_brings(cluster, "the installer", |world| world.installers().len() == 1).await?;
+    let world = after_restart(cluster, "the installer", |world| world.installers().len() == 1).await?;
     let first = world.installers()[0].clone();
     let spec = first.spec.as_ref().context("a pod without a spec")?;
-    let told = json!(spec.containers[0].env);
+    let variables = json!(spec.containers[0].env);
     ensure!(spec.node_name.as_deref() == Some(RAW), "the installer is on {:?}", spec.node_name);
     ensure!(
-        told == json!([{"name": "GPU_MIGRATE_DRIVER_VERSION", "value": "550"}, {"name": "GPU_MIGRATE_NODE", "value": RAW}]),
-        "{told}"
+        variables
+            == json!([{"name": "GPU_MIGRATE_DRIVER_VERSION", "value": "550"}, {"name": "GPU_MIGRATE_NODE", "value": RAW}]),
+        "{variables}"
     );
     ensure!(world.install(RAW).phase == InstallPhase::Installing && world.is_untouched(RAW), "{world:?}");
 
     ends(cluster, &first, "Failed", 1, "no kernel headers").await?;
-    let world = operator_brings(cluster, "its failure to be told", |world| {
+    let world = after_restart(cluster, "its failure to be reported", |world| {
         world.install(RAW).phase == InstallPhase::Failed
     })
     .await?;
-    let said = world.says(RAW, "DriverInstalled", "False");
-    ensure!(said.contains("install: Error, exit code 1: no kernel headers"), "{said}");
+    let message = world.condition(RAW, "DriverInstalled", "False");
+    ensure!(message.contains("install: Error, exit code 1: no kernel headers"), "{message}");
     let kept = world.installers().iter().any(|pod| pod.uid() == first.uid());
     ensure!(kept && world.is_untouched(RAW), "{world:?}");
 
     delete_outright(&cluster.client, &first).await?;
-    let world = operator_brings(cluster, "the installer's second try", |world| {
+    let world = after_restart(cluster, "the installer's second try", |world| {
         world.installers().iter().any(|pod| pod.uid() != first.uid())
     })
     .await?;
@@ -134,7 +135,7 @@ async fn installed_at_the_second_try(cluster: &mut Cluster) -> Result<()> {
     ends(cluster, world.installers()[0], "Succeeded", 0, "").await
 }
 
-/// Nothing is evicted: its agent stays for a share, and what it said of its cards for as long as it is there.
+/// Nothing is evicted: the agent stays for a share, and the GPUShadow as long as the agent.
 async fn leaves_the_pool(cluster: &mut Cluster) -> Result<()> {
     let namespace = cluster.namespace("stays", &[]).await?;
     let mut spec = shared_spec(50, 20);
@@ -144,26 +145,26 @@ async fn leaves_the_pool(cluster: &mut Cluster) -> Result<()> {
     let label = json!({"metadata": {"labels": {OF_POOL.0: null}}});
     nodes.patch(RAW, &PatchParams::default(), &Patch::Merge(label)).await?;
 
-    let world = operator_brings(cluster, "the node to be closed", |world| {
+    let world = after_restart(cluster, "the node to be closed", |world| {
         world.labels(RAW).get(NO_NEW_SHARES).is_some_and(|value| value == "true")
-            && world.says(RAW, "ModeSettled", "False").contains("1 shares are still held")
+            && world.condition(RAW, "ModeSettled", "False").contains("1 shares are still held")
     })
     .await?;
-    ensure!(world.labels(RAW).contains_key(RUN_AGENT), "the agent goes before the share: {world:?}");
+    ensure!(world.labels(RAW).contains_key(RUN_AGENT), "the agent is removed before the share: {world:?}");
     let now = cluster.pods(&namespace).get("share").await?;
     ensure!(now.uid() == share.uid() && now.metadata.deletion_timestamp.is_none(), "the share is evicted");
 
     delete_outright(&cluster.client, &share).await?;
-    let world = operator_brings(cluster, "the agent to be sent away", |world| {
+    let world = after_restart(cluster, "the agent to be sent away", |world| {
         world.labels(RAW) == BTreeMap::from([(NO_NEW_SHARES, "true".to_owned())])
     })
     .await?;
-    // Nobody has ended its pods yet.
+    // Its pods have not ended yet.
     ensure!(world.pods_on(RAW).len() == SETS.len() && world.has_cards(RAW), "{world:?}");
     for pod in world.pods_on(RAW) {
         delete_outright(&cluster.client, pod).await?;
     }
-    operator_brings(cluster, "the node to be forgotten", |world| {
+    after_restart(cluster, "the node to be forgotten", |world| {
         world.is_clean(RAW) && !world.shadows.contains_key(RAW) && world.serves(&[READY])
     })
     .await
@@ -171,10 +172,10 @@ async fn leaves_the_pool(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// The last node's object is deleted: the DaemonSets go by the operator, the GPUShadow by its owner's end.
-async fn goes_away(cluster: &mut Cluster) -> Result<()> {
+async fn is_removed(cluster: &mut Cluster) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     nodes.delete(READY, &DeleteParams::default()).await?;
-    operator_brings(cluster, "everything to go with the last node", |world| {
+    after_restart(cluster, "everything to go with the last node", |world| {
         world.sets.is_empty() && !world.shadows.contains_key(READY) && world.nodes_and_ready == (0, 0)
     })
     .await
@@ -197,26 +198,21 @@ async fn as_it_was(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Starts the operator anew, waits for what it is to bring about, and returns what is there then.
-async fn operator_brings(
-    cluster: &mut Cluster,
-    what: &str,
-    wanted: impl Fn(&World) -> bool,
-) -> Result<World> {
+/// Restarts the operator, waits for the wanted state, and returns it.
+async fn after_restart(cluster: &mut Cluster, what: &str, wanted: impl Fn(&World) -> bool) -> Result<World> {
     cluster.restart(OPERATORS[0])?;
     let client = cluster.client.clone();
     cluster
         .until(what, TIMEOUT, || async {
-            let world = World::look(&client).await?;
+            let world = World::read(&client).await?;
             Ok(if wanted(&world) { Seen::Done(world) } else { Seen::NotYet(format!("{world:?}")) })
         })
         .await
 }
 
-/// Says of a pod what its kubelet would: how its container ended.
-async fn ends(cluster: &Cluster, pod: &Pod, phase: &str, code: i32, said: &str) -> Result<()> {
-    let ended =
-        json!({"exitCode": code, "reason": if code == 0 { "Completed" } else { "Error" }, "message": said});
+/// Writes the status of a pod whose container has ended, as its kubelet would.
+async fn ends(cluster: &Cluster, pod: &Pod, phase: &str, code: i32, message: &str) -> Result<()> {
+    let ended = json!({"exitCode": code, "reason": if code == 0 { "Completed" } else { "Error" }, "message": message});
     let container = json!({"name": "install", "image": WORK_IMAGE, "imageID": "", "ready": false,
         "restartCount": 0, "state": {"terminated": ended}});
     let status = json!({"status": {"phase": phase, "containerStatuses": [container]}});
@@ -225,7 +221,7 @@ async fn ends(cluster: &Cluster, pod: &Pod, phase: &str, code: i32, said: &str) 
     Ok(())
 }
 
-/// Says of a pod that it has gone, as its kubelet would.
+/// Deletes a pod without grace, as its kubelet would once it has ended.
 async fn delete_outright(client: &Client, pod: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -235,7 +231,7 @@ async fn delete_outright(client: &Client, pod: &Pod) -> Result<()> {
     }
 }
 
-/// What there is of the operator's making at one moment.
+/// The operator's objects at one moment.
 struct World {
     /// Labels of all nodes.
     nodes: BTreeMap<String, BTreeMap<String, String>>,
@@ -249,7 +245,7 @@ struct World {
 }
 
 impl World {
-    async fn look(client: &Client) -> Result<Self> {
+    async fn read(client: &Client) -> Result<Self> {
         let all = ListParams::default();
         let nodes = Api::<Node>::all(client.clone()).list(&all).await?.items;
         let shadows = Api::<GPUShadow>::all(client.clone()).list(&all).await?.items;
@@ -272,7 +268,7 @@ impl World {
         ours.into_iter().filter_map(|key| Some((key, labels.get(key)?.clone()))).collect()
     }
 
-    /// It has no label of ours, and nobody else has a reason for a DaemonSet.
+    /// It has no label of ours, and there is no DaemonSet.
     fn is_untouched(&self, node: &str) -> bool {
         self.is_clean(node) && self.sets.is_empty()
     }
@@ -316,13 +312,13 @@ impl World {
         self.shadows.get(node).is_some_and(|shadow| !shadow.cards.is_empty())
     }
 
-    /// How far a node's driver is; the default where nothing is said.
+    /// The state of a node's driver installation; the default if there is none.
     fn install(&self, node: &str) -> DriverInstall {
         self.shadows.get(node).and_then(|shadow| shadow.driver_install.clone()).unwrap_or_default()
     }
 
-    /// The message of a condition of a node's GPUShadow with this status; what is there instead, if it has another.
-    fn says(&self, node: &str, kind: &str, status: &str) -> String {
+    /// The message of a condition of a node's GPUShadow with this status; else all its conditions.
+    fn condition(&self, node: &str, kind: &str, status: &str) -> String {
         let conditions =
             self.shadows.get(node).map(|shadow| shadow.conditions.as_slice()).unwrap_or_default();
         let found = conditions.iter().find(|c| c.type_ == kind && c.status == status);
@@ -343,8 +339,8 @@ impl fmt::Debug for World {
             writeln!(f, "{node}: {:?}, shadow {shadow:?}", self.labels(node))?;
         }
         for pod in &self.pods {
-            let leaves = pod.metadata.deletion_timestamp.is_some();
-            writeln!(f, "on {:?}, leaves {leaves}: {}", node_of(pod), phase_and_why(Some(pod)))?;
+            let deleting = pod.metadata.deletion_timestamp.is_some();
+            writeln!(f, "on {:?}, being deleted {deleting}: {}", node_of(pod), phase_and_why(Some(pod)))?;
         }
         write!(f, "DaemonSets {:?}, nodes and ready {:?}", self.sets, self.nodes_and_ready)
     }

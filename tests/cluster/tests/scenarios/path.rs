@@ -1,6 +1,6 @@
-//! The whole path, from the manifest to what the container sees: issue by issue what gpu-migrate is for.
+//! The whole path, from the manifest to the cards that the container sees.
 //!
-//! Each asserts on the API and on the kernel's word about the containers; the observer watches all the while.
+//! Each asserts on the API and on the containers' environment in `/proc`; the observer runs throughout.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -153,8 +153,8 @@ fn other_than(cards: &[String]) -> Vec<String> {
     all_uuids().into_iter().filter(|card| !cards.contains(card)).collect()
 }
 
-/// Scenario 3: legacy pods hold five of eight cards. Shares go to the other three only; one that fits nowhere waits, is told
-/// why, and starts by itself when a legacy pod goes.
+/// Scenario 3: legacy pods hold five of eight cards. Shares go to the other three only; one that fits nowhere waits with a
+/// reason, and starts by itself when a legacy pod is deleted.
 pub(crate) async fn shared_pods_avoid_legacy_cards_and_start_when_one_is_freed(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -181,20 +181,20 @@ pub(crate) async fn shared_pods_avoid_legacy_cards_and_start_when_one_is_freed(
     );
     shared.iter().try_for_each(on_chosen_card)?;
 
-    // 120 cores are left, so the scheduler's own sum says yes; but no card has 60, so the extender says no.
+    // 120 cores are left, so the scheduler's own sum fits; but no card has 60, so the extender refuses.
     cluster.create_pod(&namespace, "waits", shared_spec(60, 40)).await?;
     let message = cluster.pending(&namespace, "waits", Duration::from_secs(5)).await?;
-    ensure!(message.contains("card"), "the message does not speak of cards: {message}");
+    ensure!(message.contains("card"), "the message does not mention cards: {message}");
 
     let freed = only_card(&legacy[0].1)?;
     cluster.delete_pod(&namespace, "legacy-0").await?;
     let began = std::time::Instant::now();
-    let woken = cluster.running(&namespace, "waits").await?;
+    let started = cluster.running(&namespace, "waits").await?;
     eprintln!(
-        "the waiting pod ran {:.1?} after the legacy pod was gone; it had been told: {message}",
+        "the waiting pod ran {:.1?} after the legacy pod was gone; its message was: {message}",
         began.elapsed()
     );
-    ensure!(only_card(&woken.1)? == freed, "it got {:?}, freed was {freed}", woken.1.cards());
+    ensure!(only_card(&started.1)? == freed, "it got {:?}, freed was {freed}", started.1.cards());
     observer.finish().await?.check(9)
 }
 
@@ -226,7 +226,7 @@ pub(crate) async fn legacy_pods_avoid_shared_cards(cluster: &mut Cluster) -> Res
 
 /// Scenario 5: a deleted legacy pod's card is shared next, although the kubelet's checkpoint still lists it.
 ///
-/// Whether it does is the kubelet's affair: it drops old entries at the next allocation, and also whenever somebody asks its
+/// Whether it still does depends on the kubelet: it drops old entries at the next allocation, and also at each request to its
 /// pod-resources service for a list, as the bridge may. So that the file is stale for certain, the test puts its former
 /// content back.
 pub(crate) async fn the_card_of_a_deleted_legacy_pod_is_reused_for_a_share(
@@ -261,7 +261,7 @@ pub(crate) async fn the_card_of_a_deleted_legacy_pod_is_reused_for_a_share(
     observer.finish().await?.check(9)
 }
 
-/// Scenario 6: the kubelet restarts, then the bridge is killed. No card changes its holder, and both kinds still start.
+/// Scenario 6: the kubelet restarts, then the node agent is killed. No card changes its holder, and both kinds still start.
 pub(crate) async fn restarts_change_no_holder(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("restarts", &[]).await?;
@@ -293,7 +293,7 @@ async fn start(cluster: &mut Cluster, namespace: &str, name: &str, spec: Value) 
     cluster.running(namespace, name).await
 }
 
-/// Waits until both plugins serve again, then: the same processes with the same environment, and the books say so too.
+/// Waits until both plugins serve again, then: the same processes with the same environment, and the same holders in the GPUShadow.
 async fn holders_unchanged(cluster: &mut Cluster, placed: &[Placed]) -> Result<()> {
     cluster.wait_until_serving().await?;
     cluster.wait_for_holders(held(placed)).await?;
@@ -310,7 +310,7 @@ async fn holders_unchanged(cluster: &mut Cluster, placed: &[Placed]) -> Result<(
     Ok(())
 }
 
-/// Runs something while neither the webhook nor its registration is there.
+/// Runs something without the webhook and its registration.
 trait WithoutWebhook {
     async fn without_webhook(&mut self, run: impl AsyncFnOnce(&mut Cluster) -> Result<()>) -> Result<()>;
 }

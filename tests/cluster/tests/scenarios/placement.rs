@@ -1,8 +1,8 @@
 //! The extender behind a real kube-scheduler, on more nodes than have kubelets.
 //!
-//! What is asserted is where the annotations of the Bindings say that shares are; legacy pods on nodes without a kubelet have
-//! no card yet, and count by their number. Where there is a kubelet, the node agent has the last word and corrects one annotation
-//! after the other: there it counts what containers see.
+//! Asserted is the card in the annotations of the Bindings; legacy pods on nodes without a kubelet have no card yet, and count
+//! by their number. Where there is a kubelet, the node agent decides and corrects the annotations one by one: there the cards
+//! that containers see count.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ use kube::{
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::{Value, json};
 
-/// 500 pods of both kinds over six nodes: at no moment are a node's books overdrawn, and where containers run, no card is.
+/// 500 pods of both kinds over six nodes: at no moment is a card overcommitted, by annotations or by running containers.
 pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Result<()> {
     const PODS: usize = 500;
     const ALIVE: usize = 90;
@@ -101,7 +101,7 @@ fn check_fake_nodes(pods: &[Pod]) -> Result<usize> {
         cards.dedup();
         ensure!(
             cards.len() as u64 + legacy <= CARDS,
-            "{node} has {legacy} cards promised to legacy pods and shares on {cards:?}"
+            "{node} has {legacy} cards for legacy pods and shares on {cards:?}"
         );
     }
     Ok(nodes.values().map(Vec::len).sum())
@@ -113,14 +113,14 @@ fn chosen(pod: &Pod) -> Result<Holding> {
     let cards =
         annotation(pod, &format!("{PREDICATE_GPU_INDEX_PREFIX}0"))?.split(',').map(str::to_owned).collect();
     let kind = Kind::Shared { cores: limit(pod, &dialect.cores), blocks: limit(pod, &dialect.memory) };
-    Ok(Holding { entitlement: Entitlement { who: pod.name_any(), kind }, cards })
+    Ok(Holding { entitlement: Entitlement { container: pod.name_any(), kind }, cards })
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// A spec that goes to one fake node.
+/// A spec that selects one fake node.
 fn on(node: &str, mut spec: Value) -> Value {
     spec["nodeSelector"] = json!({FAKE: node});
     spec
@@ -141,8 +141,8 @@ async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod
         .await
 }
 
-/// Deletes a pod outright. No bridge says on these nodes that a card has room: whom the extender refused because its own watch
-/// was behind the scheduler's, it has to wake itself.
+/// Deletes a pod without grace. No node agent reports free capacity on these nodes: a pod that the extender refused because its
+/// watch was behind the scheduler's must be requeued by the extender.
 async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     let pods = cluster.pods(namespace);
     pods.delete(name, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
@@ -152,7 +152,7 @@ async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()
     .await
 }
 
-/// A pod of a higher class gets a card by the end of those on it, and nobody else is ended.
+/// A pod of a higher priority class gets a card by preempting the pods on it, and no other.
 pub(crate) async fn preemption_evicts_the_pods_of_one_card_only(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
@@ -179,7 +179,7 @@ pub(crate) async fn preemption_evicts_the_pods_of_one_card_only(cluster: &mut Cl
     let mut spec = on(&node, shared_spec(100, 100));
     spec["priorityClassName"] = json!(urgent);
     cluster.create_pod(&namespace, "urgent", spec).await?;
-    // No kubelet ends the victims here, so the test does, as the scheduler asks for one after the other.
+    // No kubelet ends the victims here, so the test does, as the scheduler deletes one after the other.
     let pods = cluster.pods(&namespace);
     let victims = tokio::sync::Mutex::new(BTreeSet::new());
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -205,11 +205,11 @@ pub(crate) async fn preemption_evicts_the_pods_of_one_card_only(cluster: &mut Cl
     let victims = victims.into_inner();
     let victims: Vec<&String> = victims.iter().collect();
     expected.sort();
-    ensure!(victims == expected, "it got card {freed:?} of {expected:?}, but {victims:?} were ended");
+    ensure!(victims == expected, "it got card {freed:?} of {expected:?}, but {victims:?} were preempted");
     Ok(())
 }
 
-/// A gang of four on room for three binds nobody; with a fourth card all four are bound.
+/// Of a gang of four with capacity for three no member is bound; with a fourth card all four are.
 pub(crate) async fn all_members_of_a_gang_are_bound_or_none(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
@@ -237,7 +237,7 @@ pub(crate) async fn all_members_of_a_gang_are_bound_or_none(cluster: &mut Cluste
 }
 
 /// A gang of which one member can go nowhere: the others are held, released when time runs out, and held again, as often as the
-/// scheduler asks. Each is told so in one Event that counts, not in one Event each time. What was in the way gone, all are bound.
+/// scheduler asks. Each gets one Event with a count, not one Event each time. Once the last can be placed, all are bound.
 pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluster) -> Result<()> {
     cluster.one_extender(&[("gang-timeout", "3")])?;
     let nodes = cluster.fake_nodes(1).await?;
@@ -253,10 +253,10 @@ pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluste
 
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &namespace);
     cluster
-        .until("each of the three to be told twice, in one Event", TIMEOUT, || async {
-            let told = releases(events.list(&ListParams::default()).await?.items);
-            let twice = told.values().all(|counts| matches!(counts[..], [count] if count > 1));
-            Ok(Seen::from_bool(told.len() == 3 && twice, || format!("{told:?}")))
+        .until("one Event with a count for each of the three", TIMEOUT, || async {
+            let counts = releases(events.list(&ListParams::default()).await?.items);
+            let repeated = counts.values().all(|counts| matches!(counts[..], [count] if count > 1));
+            Ok(Seen::from_bool(counts.len() == 3 && repeated, || format!("{counts:?}")))
         })
         .await?;
     let now = members(cluster, &namespace, "four").await?;
@@ -270,22 +270,22 @@ pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluste
     cluster.one_extender(&[])
 }
 
-/// By pod, the Events that its gang ran out of time, each with how often it says so.
+/// By pod, the counts of its Events about the timeout of its gang.
 fn releases(events: Vec<Event>) -> BTreeMap<String, Vec<i32>> {
-    let mut told: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    let mut counts: BTreeMap<String, Vec<i32>> = BTreeMap::new();
     for event in events.into_iter().filter(|event| event.reason.as_deref() == Some("GangReleased")) {
         let in_time = event.note.is_some_and(|note| note.contains("not all members came in time"));
         let pod = event.regarding.and_then(|pod| pod.name).filter(|_| in_time).unwrap_or_default();
-        told.entry(pod).or_default().push(event.series.map_or(1, |series| series.count));
+        counts.entry(pod).or_default().push(event.series.map_or(1, |series| series.count));
     }
-    told
+    counts
 }
 
 /// Two gangs that each need more than half of the cards are bound one after the other.
 pub(crate) async fn competing_gangs_are_bound_one_after_the_other(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
-    let namespace = cluster.namespace("rivals", &[]).await?;
+    let namespace = cluster.namespace("competing", &[]).await?;
     gang(cluster, &namespace, "red", 5, &node).await?;
     gang(cluster, &namespace, "blue", 5, &node).await?;
     let winner = whole_gang(cluster, &namespace, &["red", "blue"]).await?;
@@ -351,7 +351,7 @@ async fn member(
     created.map(drop).with_context(|| format!("cannot create {gang}-{index}"))
 }
 
-/// Members with a gate stay out of the queue until the last exists; then all gates are lifted and all are bound.
+/// Members with a gate stay out of the queue until the last exists; then all gates are removed and all are bound.
 pub(crate) async fn scheduling_gates_of_a_gang_are_removed_together(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let namespace = cluster.namespace("gates", &[]).await?;
@@ -363,7 +363,7 @@ pub(crate) async fn scheduling_gates_of_a_gang_are_removed_together(cluster: &mu
     let gates = |pod: &Pod| pod.spec.iter().flat_map(|s| s.scheduling_gates.iter().flatten()).count();
     wait::throughout("the gates of an incomplete gang", Duration::from_secs(3), || async {
         let members = members(cluster, &namespace, "gated").await?;
-        ensure!(members.iter().all(|pod| gates(pod) == 1), "a gate was lifted");
+        ensure!(members.iter().all(|pod| gates(pod) == 1), "a gate was removed");
         Ok(())
     })
     .await?;
@@ -375,7 +375,7 @@ pub(crate) async fn scheduling_gates_of_a_gang_are_removed_together(cluster: &mu
     Ok(())
 }
 
-/// A bind whose answer comes after the scheduler gave up: every pod ends bound once, and no card twice.
+/// Binds whose responses arrive after the scheduler timed out: every pod is bound once, and no card twice.
 pub(crate) async fn a_bind_that_the_scheduler_gave_up_on_is_done_once(cluster: &mut Cluster) -> Result<()> {
     let nodes = cluster.fake_nodes(1).await?;
     let node = nodes.names()[0].clone();
@@ -389,7 +389,7 @@ pub(crate) async fn a_bind_that_the_scheduler_gave_up_on_is_done_once(cluster: &
     for index in 0..8 {
         bound(cluster, &namespace, &format!("late-{index}")).await?;
     }
-    // Until the scheduler has lived through its time-outs, and has tried again what it believes to have failed.
+    // Until the scheduler's timeouts have passed and it has retried the binds that it takes for failed.
     cluster.create_pod(&namespace, "too-many", on(&node, shared_spec(60, 60))).await?;
     cluster.pending(&namespace, "too-many", EXTENDER_TIMEOUT + Duration::from_secs(5)).await?;
     check_fake_nodes(&cluster.pods(&namespace).list(&ListParams::default()).await?.items)?;
@@ -400,14 +400,14 @@ pub(crate) async fn a_bind_that_the_scheduler_gave_up_on_is_done_once(cluster: &
 }
 
 /// Of two extenders the leader is killed while 200 pods are bound: the other takes over, every pod is bound, no card is
-/// overdrawn.
+/// overcommitted.
 pub(crate) async fn a_killed_leader_loses_no_pod(cluster: &mut Cluster) -> Result<()> {
     const PODS: usize = 200;
-    // Room for 224, so that a share that is forgotten or counted twice does not go unnoticed.
+    // Capacity for 224, so that a share that is lost or counted twice is noticed.
     let _nodes = cluster.fake_nodes(7).await?;
     let namespace = cluster.namespace("leader", &[]).await?;
     let (service, names) = cluster.two_extenders().await?;
-    // So that they are bound one after the other, and not as they come.
+    // So that all are in the queue before the first is bound.
     cluster.component("kube-scheduler")?.stop()?;
     let first = cluster
         .until("one of the extenders to lead", TIMEOUT, || async {
@@ -439,7 +439,7 @@ pub(crate) async fn a_killed_leader_loses_no_pod(cluster: &mut Cluster) -> Resul
     let leader = if first == cluster.setup.ports.extender[0] { names[0] } else { names[1] };
     cluster.kill(leader)?;
     ensure!(before < PODS, "all were bound before the leader was killed: this proves nothing");
-    // The Lease has to run out, and then the scheduler to come again with those that it was told errors about.
+    // The Lease has to expire, and then the scheduler has to retry the binds that failed.
     cluster
         .until("the others to be bound by the other extender", 2 * TIMEOUT, || async {
             let (bound, all) = count().await?;

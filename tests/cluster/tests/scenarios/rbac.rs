@@ -1,4 +1,4 @@
-//! The rights that `deploy/` gives, held against what the programs asked for while all scenarios ran.
+//! The RBAC of `deploy/`, compared with the requests of the programs while all scenarios ran.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub(crate) async fn every_granted_verb_is_used(cluster: &mut Cluster) -> Result<
             let (group, resource) = entry.resource()?;
             let right =
                 |verb: &str| ((*program).to_owned(), group.clone(), resource.clone(), verb.to_owned());
-            // An apply that makes the object asks for both.
+            // An apply that creates the object needs both.
             let create = entry.created().then(|| right("create"));
             Some(create.into_iter().chain([right(&entry.verb)]))
         })
@@ -29,11 +29,11 @@ pub(crate) async fn every_granted_verb_is_used(cluster: &mut Cluster) -> Result<
     ensure!(granted.len() > 30, "only {} rights were found in deploy/base", granted.len());
     let unused: Vec<&Right> = granted.difference(&used).collect();
     eprintln!("    {} of {} rights were used", granted.len() - unused.len(), granted.len());
-    ensure!(unused.is_empty(), "given and never used: {unused:#?}");
+    ensure!(unused.is_empty(), "granted and never used: {unused:#?}");
     Ok(())
 }
 
-/// The rights of our own roles. What is bound besides are Kubernetes' own, for the scheduler.
+/// The rights of our own roles; the scheduler is also bound to Kubernetes' own.
 fn granted(objects: &[Value]) -> Result<BTreeSet<Right>> {
     let strings = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()

@@ -1,5 +1,5 @@
-//! Pods that the node agent has to refuse: the kubelet's sum over all cards says yes, and no card does. That happens to pods
-//! that come past the scheduler.
+//! Pods that the node agent has to reject: they fit into the kubelet's sum over all cards, and on no card. That happens to pods
+//! that bypass the scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,27 +21,27 @@ use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
 /// The reason that the kubelet gives.
-const REFUSED: &str = "UnexpectedAdmissionError";
+const REJECTED: &str = "UnexpectedAdmissionError";
 
-/// A share that goes to the node past the scheduler.
-fn past_the_scheduler(cores: u64, blocks: u64) -> Value {
+/// A share with a node name, which bypasses the scheduler.
+fn bypassing_the_scheduler(cores: u64, blocks: u64) -> Value {
     let mut spec = pod_spec(&share(cores, blocks));
     spec["nodeName"] = json!(NODE);
     spec["restartPolicy"] = json!("Never");
     spec
 }
 
-/// Every card has 40 cores left, 320 in all, and a pod asks for 50: it is refused with the reason, and the books are as before.
+/// Every card has 40 cores left, 320 in all, and a pod asks for 50: it is rejected with the reason, and no holder changes.
 /// What is left of the resource that the kubelet asked for first, cores or memory, is withdrawn for a moment, so that nothing else
-/// runs into the same. A Job's pod that was refused is
-/// made anew and runs once a card has room, and the failed one is deleted. One that nobody would make anew stays.
+/// runs into the same. A Job's pod that was rejected is
+/// re-created and runs once a card has enough free cores, and the failed one is deleted. One without a controller stays.
 pub(crate) async fn a_pod_that_fits_on_no_card_is_rejected_and_deleted(cluster: &mut Cluster) -> Result<()> {
     let observer = Observer::start(cluster.client.clone());
-    let namespace = cluster.namespace("refused", &[]).await?;
+    let namespace = cluster.namespace("rejected", &[]).await?;
     let mut placed = Vec::new();
     for index in 0..CARDS {
         let name = format!("share-{index}");
-        cluster.create_pod(&namespace, &name, past_the_scheduler(60, 20)).await?;
+        cluster.create_pod(&namespace, &name, bypassing_the_scheduler(60, 20)).await?;
         placed.push(cluster.running(&namespace, &name).await?);
     }
     let on_cards: BTreeSet<String> = placed.iter().flat_map(|(_, container)| container.cards()).collect();
@@ -50,9 +50,9 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_rejected_and_deleted(cluster: 
         placed.iter().map(|(pod, container)| Ok((only_card(container)?, uid(pod)))).collect::<Result<_>>()?;
 
     let before = allocatable(cluster).await?;
-    cluster.create_pod(&namespace, "bare", past_the_scheduler(50, 20)).await?;
-    let bare = refused(cluster, &namespace, "bare").await?;
-    let resource = is_told_why(cluster, &namespace, &bare).await?;
+    cluster.create_pod(&namespace, "bare", bypassing_the_scheduler(50, 20)).await?;
+    let bare = rejected(cluster, &namespace, "bare").await?;
+    let resource = reason_is_reported(cluster, &namespace, &bare).await?;
     let whole = before.get(&resource).copied();
     ensure!(whole.is_some_and(|whole| whole > CARDS), "of {resource} there is {whole:?}");
     offered(cluster, &resource, "withdrawn", |left| left < whole).await?;
@@ -60,15 +60,15 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_rejected_and_deleted(cluster: 
     cluster.wait_for_holders(held.clone()).await?;
 
     let begin = audit::read(&cluster.setup.layout.logs())?.len();
-    let template = json!({"metadata": {"labels": {"app": "job"}}, "spec": past_the_scheduler(50, 20)});
+    let template = json!({"metadata": {"labels": {"app": "job"}}, "spec": bypassing_the_scheduler(50, 20)});
     let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job", "namespace": namespace},
         "spec": {"backoffLimit": 3, "template": template}});
     manifests::apply(&cluster.client, &job, false).await?;
-    let first = refused(cluster, &namespace, "job").await?;
+    let first = rejected(cluster, &namespace, "job").await?;
     cluster.delete_pod(&namespace, "share-0").await?;
     let (freed, _) = held.swap_remove(0);
     let again = cluster.all_running(&namespace, "job", 1).await?.swap_remove(0);
-    ensure!(again.0.uid() != first.uid(), "the refused pod runs");
+    ensure!(again.0.uid() != first.uid(), "the rejected pod runs");
     ensure!(only_card(&again.1)? == freed, "freed was {freed}, it is on {:?}", again.1.cards());
     held.push((freed, uid(&again.0)));
 
@@ -85,45 +85,45 @@ pub(crate) async fn a_pod_that_fits_on_no_card_is_rejected_and_deleted(cluster: 
             Ok(Seen::from_bool(left.iter().all(|name| name == "bare"), || format!("{left:?}")))
         })
         .await?;
-    // It failed before they did, and nobody would make it anew.
+    // It failed before they did, and has no controller that would re-create it.
     ensure!(failed().await? == ["bare"], "the pod without a controller is gone");
     deleted_by_the_agent(cluster, begin, &namespace, &first).await?;
     cluster.wait_for_holders(held).await?;
     observer.finish().await?.check(CARDS as usize + 1)
 }
 
-/// Waits until a pod of this label is refused, and returns it.
-async fn refused(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<Pod> {
+/// Waits until a pod of this label is rejected, and returns it.
+async fn rejected(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<Pod> {
     let (pods, labelled) = (cluster.pods(namespace), ListParams::default().labels(&format!("app={app}")));
     cluster
-        .until(&format!("a pod of {app} to be refused"), TIMEOUT, || async {
+        .until(&format!("a pod of {app} to be rejected"), TIMEOUT, || async {
             let list = pods.list(&labelled).await?.items;
             let seen = list.iter().map(|pod| phase_and_why(Some(pod))).collect::<Vec<_>>().join("; ");
             let reason = |pod: &Pod| pod.status.as_ref().and_then(|status| status.reason.clone());
-            let refused = list.into_iter().find(|pod| reason(pod).as_deref() == Some(REFUSED));
-            Ok(Seen::from_option(refused.filter(|pod| phase(pod) == "Failed"), || seen))
+            let rejected = list.into_iter().find(|pod| reason(pod).as_deref() == Some(REJECTED));
+            Ok(Seen::from_option(rejected.filter(|pod| phase(pod) == "Failed"), || seen))
         })
         .await
 }
 
-/// Status and Event say what was asked for, and that no card has it. Returns the resource that was refused.
-async fn is_told_why(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<String> {
-    let said = phase_and_why(Some(pod));
+/// Status and Event have the request, and that no card can meet it. Returns the resource that was rejected.
+async fn reason_is_reported(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<String> {
+    let status = phase_and_why(Some(pod));
     let Dialect { cores, memory, .. } = Dialect::default();
     let why =
         |resource: &str| format!("{resource}: no card of this node has room for 50 cores and 20 blocks");
-    let resource = [cores, memory].into_iter().find(|resource| said.contains(&why(resource)));
-    let resource = resource.with_context(|| format!("the status says {said:?}"))?;
+    let resource = [cores, memory].into_iter().find(|resource| status.contains(&why(resource)));
+    let resource = resource.with_context(|| format!("the status is {status:?}"))?;
     let why = why(&resource);
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
     cluster
-        .until("an Event about the refused pod", TIMEOUT, || async {
+        .until("an Event about the rejected pod", TIMEOUT, || async {
             let list = events.list(&ListParams::default()).await?.items;
             let about = |event: &&Event| event.involved_object.uid == pod.uid();
-            let told: Vec<String> =
+            let messages: Vec<String> =
                 list.iter().filter(about).map(|e| format!("{:?}: {:?}", e.reason, e.message)).collect();
-            let found = told.iter().any(|text| text.contains(REFUSED) && text.contains(&why));
-            Ok(Seen::from_bool(found, || format!("{told:?}")))
+            let found = messages.iter().any(|text| text.contains(REJECTED) && text.contains(&why));
+            Ok(Seen::from_bool(found, || format!("{messages:?}")))
         })
         .await?;
     Ok(resource)
@@ -152,7 +152,7 @@ async fn offered(
         .await
 }
 
-/// By the audit: what the agent deleted here was the Job's, the first refused pod with it; and an Event on the node names that.
+/// By the audit: what the agent deleted here was the Job's, the first rejected pod with it; and an Event on the node names that.
 async fn deleted_by_the_agent(
     cluster: &mut Cluster,
     begin: usize,
@@ -171,17 +171,17 @@ async fn deleted_by_the_agent(
         deleted.contains(&first) && deleted.iter().all(of_job),
         "the agent deleted {deleted:?}, first {first}"
     );
-    // What is told of a node is told in the default namespace.
+    // Events about nodes are in the default namespace.
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
     cluster
         .until("an Event about the deletion", TIMEOUT, || async {
             let list = events.list(&ListParams::default()).await?.items;
-            let told: Vec<String> = list
+            let messages: Vec<String> = list
                 .into_iter()
                 .filter(|event| event.reason.as_deref() == Some("FailedPodDeleted"))
                 .filter_map(|event| event.message)
                 .collect();
-            Ok(Seen::from_bool(told.iter().any(|text| text.contains(&first)), || format!("{told:?}")))
+            Ok(Seen::from_bool(messages.iter().any(|text| text.contains(&first)), || format!("{messages:?}")))
         })
         .await
 }

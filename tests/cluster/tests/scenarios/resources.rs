@@ -1,4 +1,4 @@
-//! The custom resources, as the apiserver takes them: schemas, defaults, and the rules that refuse nonsense.
+//! The custom resources at a real apiserver: schemas, defaults, validation rules.
 
 use anyhow::{Context, Result, bail, ensure};
 use gpu_migrate_cluster_tests::{Cluster, manifests};
@@ -25,7 +25,7 @@ async fn create(cluster: &Cluster, kind: &str, name: &str, spec: Value) -> kube:
     api(cluster, kind).create(&strict, &object).await
 }
 
-/// What DESIGN.md shows is accepted; what makes no sense is refused with a message that names it.
+/// Valid objects are accepted; invalid ones are rejected with a message that names the field.
 pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -49,7 +49,7 @@ pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
     create(cluster, "GPUMigration", "small", json!({"project": "danlu"})).await?;
     create(cluster, "GPUConfig", "cluster", json!({"nodePools": [{"name": "a100", "selector": {"matchLabels": {"pool": "a100"}}, "plugin": "Bridged"}]})).await?;
 
-    let nonsense = [
+    let invalid = [
         (json!({}), "spec.project"),
         (json!({"project": "p", "mode": "Sometimes"}), "spec.mode"),
         (json!({"project": "p", "convert": {"coresPerCard": 150}}), "coresPerCard must be from 1 to 100"),
@@ -61,15 +61,15 @@ pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
         (json!({"project": "p", "rollout": {"percent": 101}}), "percent must be from 0 to 100"),
         (json!({"project": "p", "rollout": {"unit": "Namespace"}}), "spec.rollout.unit"),
     ];
-    for (spec, expected) in nonsense {
-        match create(cluster, "GPUMigration", "nonsense", spec.clone()).await {
+    for (spec, expected) in invalid {
+        match create(cluster, "GPUMigration", "invalid", spec.clone()).await {
             Err(kube::Error::Api(status)) => ensure!(
                 status.code == 422 && status.message.contains(expected),
-                "{spec} is refused without {expected:?}: {} {}",
+                "{spec} is rejected without {expected:?}: {} {}",
                 status.code,
                 status.message
             ),
-            other => bail!("{spec} is not refused: {other:?}"),
+            other => bail!("{spec} is not rejected: {other:?}"),
         }
     }
     // Nothing was stored: everything above was a dry run.
@@ -81,12 +81,12 @@ pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
     Ok(())
 }
 
-/// Every manifest of `deploy/` is taken by the apiserver, unknown fields and all other doubts being errors.
+/// Every manifest of `deploy/` is accepted under strict validation, with unknown fields as errors.
 pub(crate) async fn shipped_manifests_are_accepted(cluster: &mut Cluster) -> Result<()> {
     let mut count = 0;
     for folder in ["crds", "base", "backstop"] {
         let shipped = manifests::objects(folder)?;
-        // What the operator puts on nodes stands in a ConfigMap, which the apiserver does not look into.
+        // The operator's templates are in a ConfigMap, whose content the apiserver does not validate.
         let maps = shipped.iter().filter(|object| object["metadata"]["name"] == "gpu-migrate-templates");
         let texts =
             maps.filter_map(|map| map["data"].as_object()).flatten().filter_map(|(_, text)| text.as_str());
