@@ -17,7 +17,7 @@ use gpu_migrate_admission_ext::generate::{self, Shape, node_name};
 use serde_json::{Value, json};
 
 const SIZES: [u32; 3] = [100, 1_000, 5_000];
-const SCORINGS: [&str; 3] = ["binpack", "fragmentation", "outlook"];
+const SCORINGS: [&str; 3] = ["binpack", "fragmentation", "lookahead"];
 const ROUNDS: usize = 2_000;
 
 struct Server {

@@ -60,11 +60,11 @@ pub trait Api: Send + Sync + 'static {
     /// A text, where the API cannot be asked.
     async fn look_up(&self, namespace: &str, name: &str, uid: &str) -> Result<Found, String>;
 
-    /// Changes an annotation of a Node, which wakes the pods that wait for it in the scheduler (FACTS 4.6).
+    /// Changes an annotation of a Node, which requeues the pods that wait for it in the scheduler (FACTS 4.6).
     ///
     /// # Errors
     /// A text, where it was not done.
-    async fn touch_node(&self, node: &str) -> Result<(), String>;
+    async fn requeue_pods_of(&self, node: &str) -> Result<(), String>;
 
     /// Takes the gang gate off a pod.
     ///
@@ -101,7 +101,7 @@ impl Api for Memory {
         Ok(Found::Gone)
     }
 
-    async fn touch_node(&self, _: &str) -> Result<(), String> {
+    async fn requeue_pods_of(&self, _: &str) -> Result<(), String> {
         Ok(())
     }
 

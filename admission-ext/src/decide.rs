@@ -1,4 +1,4 @@
-//! Whether, where and on which cards: pure decisions over one node's books.
+//! Whether, where and on which cards: pure decisions over one node's occupancy.
 
 use std::borrow::Cow;
 
@@ -6,20 +6,20 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::ledger::{HolderId, Ledger};
 use gpu_migrate_model::place::{NodeView, Placement, Refusal, place};
 
-use crate::score::Judge;
-use crate::state::Slot;
-use crate::state::node::{Books, Inventory, share_of};
+use crate::score::NodeScorer;
+use crate::state::NodeInfo;
+use crate::state::capacity::RequestSummary;
+use crate::state::node::{Inventory, NodeOccupancy, share_of};
 use crate::state::pod::{Cards, PodFacts, cards_of, compact};
-use crate::state::room::Glance;
 
 /// Whether `pod` fits on the node, by the first look where that tells.
 ///
 /// # Errors
 /// Why it does not.
-pub fn fits(slot: &Slot, pod: &PodFacts, glance: Glance) -> Result<(), Refusal> {
-    match slot.rooms.look(glance) {
+pub fn fits(info: &NodeInfo, pod: &PodFacts, summary: RequestSummary) -> Result<(), Refusal> {
+    match info.capacity.fast_fit(summary) {
         Some(answer) => answer,
-        None => placement(&slot.inventory, &slot.books, pod).map(|_| ()),
+        None => placement(&info.inventory, &info.occupancy, pod).map(|_| ()),
     }
 }
 
@@ -27,25 +27,29 @@ pub fn fits(slot: &Slot, pod: &PodFacts, glance: Glance) -> Result<(), Refusal> 
 ///
 /// # Errors
 /// Why it does not fit even so.
-pub fn fits_without(slot: &Slot, pod: &PodFacts, without: impl Fn(&str) -> bool) -> Result<(), Refusal> {
-    let (_, books) = slot.books_without(without);
-    placement(&slot.inventory, &books, pod).map(|_| ())
+pub fn fits_without(info: &NodeInfo, pod: &PodFacts, without: impl Fn(&str) -> bool) -> Result<(), Refusal> {
+    let (_, occupancy) = info.occupancy_without(without);
+    placement(&info.inventory, &occupancy, pod).map(|_| ())
 }
 
 /// The cards for `pod` on this node, by the model's evaluators.
 ///
 /// # Errors
 /// Why it does not fit.
-pub fn placement(inventory: &Inventory, books: &Books, pod: &PodFacts) -> Result<Placement, Refusal> {
+pub fn placement(
+    inventory: &Inventory,
+    occupancy: &NodeOccupancy,
+    pod: &PodFacts,
+) -> Result<Placement, Refusal> {
     let Ok(ask) = &pod.ask else { return Err(Refusal::Mixed) };
     if pod.kind == PodKind::Shared && inventory.legacy_only {
         return Err(Refusal::NoCard);
     }
     let cards = match pod.kind {
-        PodKind::Shared => books.for_shares(inventory),
-        _ => Cow::Borrowed(&books.cards[..]),
+        PodKind::Shared => occupancy.for_shares(inventory),
+        _ => Cow::Borrowed(&occupancy.cards[..]),
     };
-    let view = NodeView { cards: &cards, tree: &inventory.tree, promised: books.promised };
+    let view = NodeView { cards: &cards, tree: &inventory.tree, unattributed: occupancy.unattributed };
     place(&view, ask, &pod.constraints)
 }
 
@@ -65,16 +69,16 @@ pub enum Undecided {
 ///
 /// # Errors
 /// Why it does not fit.
-pub fn choose(slot: &Slot, pod: &PodFacts, judge: &Judge) -> Result<Cards, Undecided> {
-    let (mut ledger, books) = slot.books_without(|uid| uid == &*pod.uid);
-    let narrowed = judge.card(&books, &slot.inventory, pod).and_then(|card| {
+pub fn choose(info: &NodeInfo, pod: &PodFacts, scorer: &NodeScorer) -> Result<Cards, Undecided> {
+    let (mut ledger, occupancy) = info.occupancy_without(|uid| uid == &*pod.uid);
+    let narrowed = scorer.card(&occupancy, &info.inventory, pod).and_then(|card| {
         let mut narrowed = pod.clone();
-        narrowed.constraints.include = vec![books.cards.get(card.position())?.card.uuid.clone()];
-        placement(&slot.inventory, &books, &narrowed).ok()
+        narrowed.constraints.include = vec![occupancy.cards.get(card.position())?.card.uuid.clone()];
+        placement(&info.inventory, &occupancy, &narrowed).ok()
     });
     let placement = match narrowed {
         Some(placement) => placement,
-        None => placement(&slot.inventory, &books, pod)?,
+        None => placement(&info.inventory, &occupancy, pod)?,
     };
     let cards = compact(&placement);
     hold(&mut ledger, pod, &cards)?;

@@ -150,7 +150,7 @@ impl Node {
             ContainerAsk { name: "main".to_owned(), kind: ContainerKind::App, position: 0, demand };
         let ask = PodAsk { containers: vec![container] };
         let (cards, tree) = (self.ledger.view(), self.topology.tree());
-        let view = NodeView { cards: &cards, tree: &tree, promised: 0 };
+        let view = NodeView { cards: &cards, tree: &tree, unattributed: 0 };
         let placed = place(&view, &ask, &Constraints::default()).ok()?;
         let card = *placed.containers.first()?.1.first()?;
         let holder = HolderId::new(uid_text(seed, uid), "main");

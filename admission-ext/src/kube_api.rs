@@ -99,7 +99,7 @@ impl Api for Kube {
         })
     }
 
-    async fn touch_node(&self, node: &str) -> Result<(), String> {
+    async fn requeue_pods_of(&self, node: &str) -> Result<(), String> {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let patch = json!({"metadata": {"annotations": {names::CARDS_GENERATION: nanos.to_string()}}});
         let nodes: KubeApi<Node> = KubeApi::all(self.client.clone());

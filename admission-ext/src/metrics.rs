@@ -81,7 +81,7 @@ pub struct Metrics {
     /// Gangs bound whole.
     pub gang_bound: Counter,
     /// Nodes touched to wake pods that only we refused.
-    pub wakes: Counter,
+    pub requeues: Counter,
     /// 1 while this replica may answer.
     pub ready: Gauge,
     /// Calls without a valid certificate or token.
@@ -111,7 +111,7 @@ impl Metrics {
             expired: Counter::default(),
             gang_released: Counter::default(),
             gang_bound: Counter::default(),
-            wakes: Counter::default(),
+            requeues: Counter::default(),
             ready: Gauge::default(),
             unauthorized: Counter::default(),
         };
@@ -132,7 +132,7 @@ impl Metrics {
         registry.register("assumptions_expired", "Assumptions given up", m.expired.clone());
         registry.register("gang_members_released", "Held binds given up", m.gang_released.clone());
         registry.register("gangs_bound", "Gangs bound whole", m.gang_bound.clone());
-        registry.register("wakes", "Nodes touched to wake waiting pods", m.wakes.clone());
+        registry.register("requeues", "Nodes touched to wake waiting pods", m.requeues.clone());
         registry.register("ready", "1 while this replica may answer", m.ready.clone());
         registry.register(
             "unauthorized",

@@ -18,15 +18,15 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
-use crate::engine::{Engine, Leads, Settings, machine_clock, wake};
+use crate::engine::{Engine, Leads, Settings, machine_clock, requeue};
 use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
 use crate::metrics::Metrics;
-use crate::score::Order;
 use crate::serve::{self, auth::Callers};
 use crate::state::Freed;
 use crate::state::pod::Rules;
 use crate::{snapshot, watch};
+use gpu_migrate_model::score::ScoringStrategy;
 
 /// Places shared pods beside legacy pods, card by card: an extender for kube-scheduler.
 #[derive(Debug, Parser)]
@@ -75,7 +75,7 @@ pub struct Args {
     token_file: Option<PathBuf>,
     /// Which of the nodes and cards that fit is best
     #[arg(long, env = "GPU_MIGRATE_SCORING", value_enum, default_value_t)]
-    scoring: Order,
+    scoring: ScoringStrategy,
     /// Longest wait for one answer of the API server, in seconds; below the scheduler's httpTimeout
     #[arg(long, env = "GPU_MIGRATE_API_TIMEOUT", value_name = "SECONDS", default_value_t = 10)]
     api_timeout: u64,
@@ -180,7 +180,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let settings = Settings {
         rules: Rules { whole_card_memory: !gpu_admission_compat, ..Rules::default() },
-        order: scoring,
+        scoring,
         api_timeout: Duration::from_secs(api_timeout),
         gang_timeout: Duration::from_secs(gang_timeout),
         ..Settings::default()
@@ -205,14 +205,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
     };
 
-    let (engine, wakes) = match snapshot {
+    let (engine, requeues) = match snapshot {
         Some(path) => standalone(&path, settings, metrics)?,
         None => {
             let election = leader_elect.then_some(Election { namespace, identity });
             cluster(kubeconfig, election, settings, metrics, &stop).await?
         }
     };
-    background(&engine, wakes, &stop);
+    background(&engine, requeues, &stop);
     let served = Served { engine, registry: Arc::new(registry), callers };
     served.until(stop, bind, &metrics_bind, tls).await
 }
@@ -234,7 +234,7 @@ type Parts = (Arc<Engine>, UnboundedReceiver<Freed>);
 fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> anyhow::Result<Parts> {
     let start = std::time::Instant::now();
     let rules = settings.rules.clone();
-    let (engine, wakes) = Engine::new(Arc::new(Memory::default()), settings, machine_clock(), metrics);
+    let (engine, requeues) = Engine::new(Arc::new(Memory::default()), settings, machine_clock(), metrics);
     let mut loaded = Ok(());
     engine.fill(|cluster| loaded = snapshot::load(path, &rules, cluster));
     loaded?;
@@ -242,7 +242,7 @@ fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> a
     engine.set_synced(true);
     let (nodes, pods) = engine.read(|cluster| (cluster.node_count(), cluster.pod_count()));
     tracing::info!(nodes, pods, milliseconds = start.elapsed().as_millis(), "snapshot loaded");
-    Ok((engine, wakes))
+    Ok((engine, requeues))
 }
 
 async fn cluster(
@@ -255,11 +255,11 @@ async fn cluster(
     let client = client(kubeconfig).await?;
     let rules = settings.rules.clone();
     let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), rules, settings.api_timeout));
-    let (engine, wakes) = Engine::new(api, settings, machine_clock(), metrics);
+    let (engine, requeues) = Engine::new(api, settings, machine_clock(), metrics);
     let Some(election) = election else {
         tokio::spawn(watch::run(Arc::clone(&engine), client));
         engine.set_leading(Leads::Alone);
-        return Ok((engine, wakes));
+        return Ok((engine, requeues));
     };
     let lease = format!("{}-extender", names::SCHEDULER);
     let mut candidate = Candidate::new(client.clone(), &election.namespace, &lease, &election.identity);
@@ -273,7 +273,7 @@ async fn cluster(
         leading.set_leading(Leads::Not);
         stop.cancel();
     });
-    Ok((engine, wakes))
+    Ok((engine, requeues))
 }
 
 async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
@@ -290,28 +290,28 @@ async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
     Ok(kube::Client::try_from(config)?)
 }
 
-/// Looks up doubtful binds, and wakes the pods that wait for room which the scheduler cannot see.
-fn background(engine: &Arc<Engine>, mut wakes: UnboundedReceiver<Freed>, stop: &CancellationToken) {
-    let doubts = Arc::clone(engine);
+/// Looks up doubtful binds, and requeues the pods that wait for room which the scheduler cannot see.
+fn background(engine: &Arc<Engine>, mut requeues: UnboundedReceiver<Freed>, stop: &CancellationToken) {
+    let unconfirmed = Arc::clone(engine);
     let until = stop.clone();
     tokio::spawn(until.run_until_cancelled_owned(async move {
         let mut every = tokio::time::interval(Duration::from_secs(1));
         loop {
             every.tick().await;
-            doubts.resolve_doubts().await;
-            doubts.lift_gates().await;
+            unconfirmed.resolve_unconfirmed().await;
+            unconfirmed.lift_gates().await;
         }
     }));
-    let waker = Arc::clone(engine);
+    let requeuer = Arc::clone(engine);
     tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
         let mut freed = Vec::new();
         // What could not be written is told again: there is always something to wait for.
-        while !freed.is_empty() || wakes.recv_many(&mut freed, usize::MAX).await > 0 {
-            tokio::time::sleep(wake::PATIENCE).await;
-            while let Ok(more) = wakes.try_recv() {
+        while !freed.is_empty() || requeues.recv_many(&mut freed, usize::MAX).await > 0 {
+            tokio::time::sleep(requeue::REQUEUE_DELAY).await;
+            while let Ok(more) = requeues.try_recv() {
                 freed.push(more);
             }
-            freed = waker.wake(freed).await;
+            freed = requeuer.requeue(freed).await;
         }
     }));
 }

@@ -6,52 +6,26 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use gpu_migrate_model::score::{Host, Memo, Mix, Room, Scorer, Shape};
+use gpu_migrate_model::score::{
+    FreeCapacity, HostResources, Mix, ScoreCache, Scorer, ScoringStrategy, Shape,
+};
 use gpu_migrate_model::units::CardIndex;
 use parking_lot::Mutex;
 
-use crate::state::node::{Books, Inventory};
+use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::PodFacts;
-use crate::state::{Cluster, Slot};
-
-/// How nodes and cards are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Order {
-    /// Fill the fullest node and card, as gpu-admission does
-    #[default]
-    Binpack,
-    /// Least compute left
-    BestFit,
-    /// Least growth of what the usual requests cannot use (FGD)
-    Fragmentation,
-    /// Least loss of what the usual requests are still going to use
-    Outlook,
-    /// Emptiest node first
-    Spread,
-}
-
-impl From<Order> for gpu_migrate_model::score::Order {
-    fn from(order: Order) -> Self {
-        match order {
-            Order::Binpack => Self::Binpack,
-            Order::BestFit => Self::BestFit,
-            Order::Fragmentation => Self::Fragmentation,
-            Order::Outlook => Self::Outlook,
-            Order::Spread => Self::Spread,
-        }
-    }
-}
+use crate::state::{Cluster, NodeInfo};
 
 /// Requests after which the scorer is worked out anew.
 const STALE_AFTER: u32 = 500;
 
 /// Compares places. Has its own locks, which are never held while one of the cluster's is waited for.
 #[derive(Debug)]
-pub struct Judge {
-    order: Order,
+pub struct NodeScorer {
+    strategy: ScoringStrategy,
     mix: Mutex<Requests>,
     scorer: ArcSwap<Scorer>,
-    memo: Mutex<Memo>,
+    cache: Mutex<ScoreCache>,
 }
 
 #[derive(Debug, Default)]
@@ -61,21 +35,21 @@ struct Requests {
     since: Option<u32>,
 }
 
-impl Judge {
-    /// A judge who has seen no requests yet.
+impl NodeScorer {
+    /// A scorer who has seen no requests yet.
     #[must_use]
-    pub fn new(order: Order) -> Self {
-        let scorer = Scorer::new(order.into(), &Mix::default(), &[]);
+    pub fn new(strategy: ScoringStrategy) -> Self {
+        let scorer = Scorer::new(strategy, &Mix::default(), &[]);
         Self {
-            order,
+            strategy,
             mix: Mutex::default(),
-            memo: Mutex::new(Memo::new(scorer.clone(), 0)),
+            cache: Mutex::new(ScoreCache::new(scorer.clone(), 0)),
             scorer: ArcSwap::from_pointee(scorer),
         }
     }
 
     fn needs_mix(&self) -> bool {
-        matches!(self.order, Order::Fragmentation | Order::Outlook)
+        matches!(self.strategy, ScoringStrategy::Fragmentation | ScoringStrategy::Lookahead)
     }
 
     /// Counts a request that was placed.
@@ -104,51 +78,62 @@ impl Judge {
             cluster.pods().filter_map(|pod| shape(pod)).for_each(|shape| requests.mix.count(shape));
         }
         requests.since = Some(0);
-        let fleet: Vec<Room> =
-            if self.order == Order::Outlook { kinds_of_nodes(cluster) } else { Vec::new() };
-        let scorer = Scorer::new(self.order.into(), &requests.mix, &fleet);
+        let fleet: Vec<FreeCapacity> =
+            if self.strategy == ScoringStrategy::Lookahead { kinds_of_nodes(cluster) } else { Vec::new() };
+        let scorer = Scorer::new(self.strategy, &requests.mix, &fleet);
         drop(requests);
-        *self.memo.lock() = Memo::new(scorer.clone(), cluster.slot_count());
+        *self.cache.lock() = ScoreCache::new(scorer.clone(), cluster.node_id_count());
         self.scorer.store(Arc::new(scorer));
     }
 
     /// How good each of these nodes is for `pod`; only comparable among themselves. Higher is better.
-    pub fn merits<'a>(
+    pub fn scores<'a>(
         &self,
         pod: &PodFacts,
-        nodes: impl Iterator<Item = Option<(usize, &'a Slot)>>,
+        nodes: impl Iterator<Item = Option<(usize, &'a NodeInfo)>>,
     ) -> Vec<Option<f64>> {
-        let left = |slot: &Slot| f64::from(slot.rooms.cores_left());
-        match (self.order, shape(pod)) {
+        let left = |info: &NodeInfo| f64::from(info.capacity.cores_left());
+        match (self.strategy, shape(pod)) {
             // No memory is faster than counting eight cards.
-            (Order::Spread, _) => nodes.map(|node| node.map(|(_, slot)| left(slot))).collect(),
-            (Order::Fragmentation | Order::Outlook | Order::BestFit, Some(shape)) => {
-                let mut memo = self.memo.lock();
-                let mut row = memo.row(&shape);
+            (ScoringStrategy::Spread, _) => nodes.map(|node| node.map(|(_, info)| left(info))).collect(),
+            (
+                ScoringStrategy::Fragmentation | ScoringStrategy::Lookahead | ScoringStrategy::BestFit,
+                Some(shape),
+            ) => {
+                let mut cache = self.cache.lock();
+                let mut row = cache.row(&shape);
                 let scorer = self.scorer.load();
                 nodes
                     .map(|node| {
-                        let (id, slot) = node?;
-                        let choice =
-                            row.choose(id, slot.generation, || Some(room(&slot.books, &slot.inventory)));
-                        // A node that came after the memo was made.
+                        let (id, info) = node?;
+                        let choice = row.choose(id, info.generation, || {
+                            Some(free_capacity(&info.occupancy, &info.inventory))
+                        });
+                        // A node that came after the cache was made.
                         choice
-                            .or_else(|| scorer.choose(&room(&slot.books, &slot.inventory), &shape))
-                            .map(|choice| choice.merit)
+                            .or_else(|| {
+                                scorer.choose(&free_capacity(&info.occupancy, &info.inventory), &shape)
+                            })
+                            .map(|choice| choice.score)
                     })
                     .collect()
             }
-            (_, _) => nodes.map(|node| node.map(|(_, slot)| -left(slot))).collect(),
+            (_, _) => nodes.map(|node| node.map(|(_, info)| -left(info))).collect(),
         }
     }
 
     /// The card that a share should go to, where the order says something else than the model's evaluators.
     #[must_use]
-    pub fn card(&self, books: &Books, inventory: &Inventory, pod: &PodFacts) -> Option<CardIndex> {
+    pub fn card(
+        &self,
+        occupancy: &NodeOccupancy,
+        inventory: &Inventory,
+        pod: &PodFacts,
+    ) -> Option<CardIndex> {
         if !self.needs_mix() || pod.constraints != Default::default() {
             return None;
         }
-        self.scorer.load().choose(&room(books, inventory), &shape(pod)?)?.card
+        self.scorer.load().choose(&free_capacity(occupancy, inventory), &shape(pod)?)?.card
     }
 }
 
@@ -156,15 +141,15 @@ fn shape(pod: &PodFacts) -> Option<Shape> {
     Shape::of(pod.ask.as_ref().ok()?)
 }
 
-fn room(books: &Books, inventory: &Inventory) -> Room {
-    Room::of(&books.for_shares(inventory), books.promised, Host::AMPLE)
+fn free_capacity(occupancy: &NodeOccupancy, inventory: &Inventory) -> FreeCapacity {
+    FreeCapacity::of(&occupancy.for_shares(inventory), occupancy.unattributed, HostResources::UNLIMITED)
 }
 
 /// One empty node of each kind that there is.
-fn kinds_of_nodes(cluster: &Cluster) -> Vec<Room> {
-    let mut kinds: Vec<Room> = Vec::new();
-    for slot in cluster.slots() {
-        let mut empty = room(&slot.books, &slot.inventory);
+fn kinds_of_nodes(cluster: &Cluster) -> Vec<FreeCapacity> {
+    let mut kinds: Vec<FreeCapacity> = Vec::new();
+    for info in cluster.nodes() {
+        let mut empty = free_capacity(&info.occupancy, &info.inventory);
         for card in &mut empty.cards {
             (card.cores, card.blocks, card.free) = (100, card.of_blocks, true);
         }
@@ -176,25 +161,24 @@ fn kinds_of_nodes(cluster: &Cluster) -> Vec<Room> {
     kinds
 }
 
-/// Brings merits to the scheduler's 0 to 10.
+/// Brings scores to the scheduler's 0 to 10.
 ///
 /// The best node alone gets 10, of equals the one whose name comes first: the scheduler picks at random among equal
 /// scores, and that would break the nodes up one after the other.
 #[must_use]
-pub fn scale<'a>(merits: &[Option<f64>], name: impl Fn(usize) -> &'a str) -> Vec<u8> {
-    let known = || merits.iter().copied().flatten();
-    let (least, most) = known().fold((f64::MAX, f64::MIN), |(a, b), merit| (a.min(merit), b.max(merit)));
+pub fn scale<'a>(raw: &[Option<f64>], name: impl Fn(usize) -> &'a str) -> Vec<u8> {
+    let known = || raw.iter().copied().flatten();
+    let (least, most) = known().fold((f64::MAX, f64::MIN), |(a, b), score| (a.min(score), b.max(score)));
     let span = most - least;
-    let score = |merit: f64| {
-        let part = if span > 0.0 { (merit - least) / span } else { 1.0 };
+    let scaled = |score: f64| {
+        let part = if span > 0.0 { (score - least) / span } else { 1.0 };
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 9
-        let score = (part * 9.0).round() as u8;
-        score.min(9)
+        let scaled = (part * 9.0).round() as u8;
+        scaled.min(9)
     };
-    let mut scores: Vec<u8> = merits.iter().map(|merit| merit.map_or(0, score)).collect();
-    let best = (0..merits.len())
-        .filter(|at| merits[*at].is_some_and(|merit| merit >= most))
-        .min_by_key(|at| name(*at));
+    let mut scores: Vec<u8> = raw.iter().map(|score| score.map_or(0, scaled)).collect();
+    let best =
+        (0..raw.len()).filter(|at| raw[*at].is_some_and(|score| score >= most)).min_by_key(|at| name(*at));
     if let Some(best) = best {
         scores[best] = 10;
     }
@@ -208,7 +192,7 @@ mod tests {
     #[test]
     fn one_node_is_best_and_the_rest_are_ranked_below() {
         let names = ["d", "c", "b", "a"];
-        let scaled = |merits: &[Option<f64>]| scale(merits, |at| names[at]);
+        let scaled = |scores: &[Option<f64>]| scale(scores, |at| names[at]);
         assert_eq!(scaled(&[Some(-3.0), Some(-1.0), Some(-2.0), None]), [0, 10, 5, 0]);
         assert_eq!(scaled(&[Some(7.0), Some(7.0), Some(1.0)]), [9, 10, 0]);
         assert_eq!(scaled(&[None]), [0]);

@@ -230,8 +230,8 @@ fn is_undefined(error: &watcher::Error) -> bool {
 
 fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {
     engine.read(|cluster| {
-        let all = cluster.slots().filter(|slot| !listed.contains(&*slot.name));
-        all.map(|slot| Arc::clone(&slot.name)).collect()
+        let all = cluster.nodes().filter(|info| !listed.contains(&*info.name));
+        all.map(|info| Arc::clone(&info.name)).collect()
     })
 }
 

@@ -31,9 +31,9 @@ pub enum CardOrder {
 #[must_use]
 pub fn share(cards: &[CardView], cores: Cores, blocks: Blocks, order: CardOrder) -> Option<CardIndex> {
     let fitting = cards.iter().filter(|card| card.fits(cores, blocks));
-    let by_room = |card: &&CardView| (card.cores_left, card.blocks_left, card.holders, card.index);
+    let by_capacity = |card: &&CardView| (card.cores_left, card.blocks_left, card.holders, card.index);
     match order {
-        CardOrder::Binpack => fitting.min_by_key(by_room),
+        CardOrder::Binpack => fitting.min_by_key(by_capacity),
         CardOrder::Spread => fitting
             .min_by_key(|card| (Reverse((card.cores_left, card.blocks_left)), card.holders, card.index)),
     }

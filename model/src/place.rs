@@ -12,7 +12,7 @@ use crate::ledger::Hold;
 use crate::topology::Tree;
 use crate::units::{Blocks, CardIndex, Cores};
 
-/// What a pod demands of its cards beside room.
+/// What a pod demands of its cards beside capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints {
     /// Models that will do, by [`same_model`]; empty: any.
@@ -34,8 +34,8 @@ pub struct NodeView<'a> {
     pub cards: &'a [CardView],
     /// Their tree.
     pub tree: &'a Tree,
-    /// Free cards that are promised: legacy pods were bound here whose cards are not known yet (DESIGN decision 6).
-    pub promised: u32,
+    /// Free cards that are unattributed: legacy pods were bound here whose cards are not known yet (DESIGN decision 6).
+    pub unattributed: u32,
 }
 
 /// The cards of each container that asks for some.
@@ -60,7 +60,7 @@ pub enum Refusal {
     /// Whole cards are asked for and too few are free.
     #[error("{free} cards free of other pods, {asked} asked")]
     FewCards {
-        /// Free cards, without those promised to others.
+        /// Free cards, without those unattributed to others.
         free: u32,
         /// Whole cards asked for.
         asked: u32,
@@ -100,7 +100,7 @@ impl Constraints {
             && !self.exclude.contains(&card.card.uuid)
     }
 
-    fn is_open(&self) -> bool {
+    fn is_unconstrained(&self) -> bool {
         self.models.is_empty() && self.include.is_empty() && self.exclude.is_empty() && !self.same_numa
     }
 }
@@ -113,16 +113,16 @@ impl Constraints {
 pub fn fits(node: &NodeView<'_>, ask: &PodAsk, constraints: &Constraints) -> Result<(), Refusal> {
     let mut asking = ask.asking();
     match (asking.next(), asking.next()) {
-        (Some(one), None) if one.demand.legacy == 0 && constraints.is_open() => {
+        (Some(one), None) if one.demand.legacy == 0 && constraints.is_unconstrained() => {
             match one.demand.cores.whole_cards() {
-                None if free_cards(node.cards) > node.promised
+                None if free_cards(node.cards) > node.unattributed
                     && node.cards.iter().any(|card| card.fits(one.demand.cores, one.demand.blocks)) =>
                 {
                     Ok(())
                 }
                 Some(count)
                     if one.demand.blocks == Blocks::ZERO
-                        && free_cards(node.cards) >= node.promised + count =>
+                        && free_cards(node.cards) >= node.unattributed + count =>
                 {
                     Ok(())
                 }
@@ -158,7 +158,9 @@ pub fn place(node: &NodeView<'_>, ask: &PodAsk, constraints: &Constraints) -> Re
         PodKind::Plain => Ok(Placement::default()),
         PodKind::Mixed => Err(Refusal::Mixed),
         PodKind::Legacy => place_legacy(node, ask.effective().legacy).map(|()| Placement::default()),
-        PodKind::Shared if constraints.is_open() => place_shared(node.cards, node, ask, constraints.order),
+        PodKind::Shared if constraints.is_unconstrained() => {
+            place_shared(node.cards, node, ask, constraints.order)
+        }
         PodKind::Shared => place_constrained(node, ask, constraints),
     }
 }
@@ -168,7 +170,7 @@ fn place_legacy(node: &NodeView<'_>, asked: u32) -> Result<(), Refusal> {
     if usable < asked as usize {
         return Err(if usable == 0 { Refusal::NoCard } else { Refusal::TooBig });
     }
-    let free = free_cards(node.cards).saturating_sub(node.promised);
+    let free = free_cards(node.cards).saturating_sub(node.unattributed);
     if free < asked { Err(Refusal::FewCards { free, asked }) } else { Ok(()) }
 }
 
@@ -208,10 +210,10 @@ fn free_cards(cards: &[CardView]) -> u32 {
 }
 
 /// The work in progress: copies of the cards on which containers are put one after the other.
-struct Desk<'a> {
+struct Attempt<'a> {
     cards: Vec<CardView>,
     tree: &'a Tree,
-    promised: u32,
+    unattributed: u32,
     order: CardOrder,
 }
 
@@ -221,7 +223,8 @@ fn place_shared(
     ask: &PodAsk,
     order: CardOrder,
 ) -> Result<Placement, Refusal> {
-    let mut desk = Desk { cards: cards.to_vec(), tree: node.tree, promised: node.promised, order };
+    let mut attempt =
+        Attempt { cards: cards.to_vec(), tree: node.tree, unattributed: node.unattributed, order };
     let mut placement = Placement::default();
     // What init containers need is added to the first app container's ask; they then get a part of its cards.
     let init = init_peak(ask);
@@ -238,7 +241,7 @@ fn place_shared(
         } else {
             (container.demand, Blocks::ZERO)
         };
-        let got = desk.put(demand, floor)?;
+        let got = attempt.put(demand, floor)?;
         let own = take_first(&got, container.demand);
         if leads {
             lead = Some(got);
@@ -248,7 +251,7 @@ fn place_shared(
     let lead = match lead {
         Some(cards) => cards,
         None if init.is_none() => Vec::new(),
-        None => desk.put(init, init_floor)?,
+        None => attempt.put(init, init_floor)?,
     };
     for (position, container) in init_containers(ask) {
         placement.containers.push((position, take_first(&lead, container.demand)));
@@ -282,18 +285,18 @@ fn take_first(cards: &[CardIndex], demand: Demand) -> Vec<CardIndex> {
     cards.iter().copied().take(count).collect()
 }
 
-impl Desk<'_> {
-    /// Finds cards for one container and takes them off the desk. Each card has at least `floor` of memory.
+impl Attempt<'_> {
+    /// Finds cards for one container and takes them off the attempt. Each card has at least `floor` of memory.
     fn put(&mut self, demand: Demand, floor: Blocks) -> Result<Vec<CardIndex>, Refusal> {
         let Demand { cores, blocks, .. } = demand;
         let Some(count) = cores.whole_cards() else { return self.put_share(cores, blocks) };
         // A whole card's memory is its own; a request beyond it cannot be met by any placement.
         let each = Blocks(blocks.0.div_ceil(count)).max(floor);
-        let roomy = self.cards.iter().filter(|card| card.blocks >= each).count();
-        if roomy < count as usize {
+        let large_enough = self.cards.iter().filter(|card| card.blocks >= each).count();
+        if large_enough < count as usize {
             return Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig });
         }
-        let free = free_cards(&self.cards).saturating_sub(self.promised);
+        let free = free_cards(&self.cards).saturating_sub(self.unattributed);
         let refusal = Refusal::FewCards { free, asked: count };
         if free < count {
             return Err(refusal);
@@ -310,8 +313,8 @@ impl Desk<'_> {
     }
 
     fn put_share(&mut self, cores: Cores, blocks: Blocks) -> Result<Vec<CardIndex>, Refusal> {
-        // A share on a card that is shared already takes no free card from those promised.
-        let spare = free_cards(&self.cards) > self.promised;
+        // A share on a card that is shared already takes no free card from those unattributed.
+        let spare = free_cards(&self.cards) > self.unattributed;
         let chosen = if spare {
             evaluate::share(&self.cards, cores, blocks, self.order)
         } else {
@@ -328,11 +331,11 @@ impl Desk<'_> {
             return if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig };
         }
         let open = || self.cards.iter().filter(|card| card.takes_shares());
-        let roomiest = open().max_by_key(|card| (card.cores_left, card.blocks_left));
+        let largest = open().max_by_key(|card| (card.cores_left, card.blocks_left));
         Refusal::NoShare {
             open: u32::try_from(open().count()).unwrap_or(u32::MAX),
-            cores: roomiest.map_or(Cores::ZERO, |card| card.cores_left),
-            blocks: roomiest.map_or(Blocks::ZERO, |card| card.blocks_left),
+            cores: largest.map_or(Cores::ZERO, |card| card.cores_left),
+            blocks: largest.map_or(Blocks::ZERO, |card| card.blocks_left),
             asked_cores,
             asked_blocks,
         }
@@ -384,13 +387,13 @@ mod tests {
 
     fn on(
         ledger: &Ledger,
-        promised: u32,
+        unattributed: u32,
         ask: &PodAsk,
         constraints: &Constraints,
     ) -> Result<Vec<Vec<u32>>, String> {
         let tree = Topology::uniform(ledger.len(), LinkLevel::Pix).tree();
         let cards = ledger.view();
-        place(&NodeView { cards: &cards, tree: &tree, promised }, ask, constraints)
+        place(&NodeView { cards: &cards, tree: &tree, unattributed }, ask, constraints)
             .map(|placement| {
                 placement
                     .containers
@@ -510,7 +513,7 @@ mod tests {
                 let app: Vec<Value> = app.into_iter().map(|(cores, blocks)| shares(round(cores), blocks)).collect();
                 let ask = pod(&init, &app);
                 let cards = ledger.view();
-                let node = NodeView { cards: &cards, tree: &tree, promised: 0 };
+                let node = NodeView { cards: &cards, tree: &tree, unattributed: 0 };
                 let placed = place(&node, &ask, &Constraints::default());
                 prop_assert_eq!(fits(&node, &ask, &Constraints::default()), placed.clone().map(drop));
                 let Ok(placement) = placed else { continue };

@@ -4,7 +4,7 @@ use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::card::{Card, CardView};
 use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Refused};
 use gpu_migrate_model::place::{self, Constraints, NodeView, Placement, Refusal};
-use gpu_migrate_model::score::{Host, ModelSet, Room};
+use gpu_migrate_model::score::{FreeCapacity, HostResources, ModelSet};
 use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
 use gpu_migrate_model::units::CardIndex;
 
@@ -16,7 +16,7 @@ pub struct Request {
     /// Which cards will do, for placement.
     pub constraints: Constraints,
     /// Of CPU and memory. In a cluster that is kube-scheduler's own filter.
-    pub host: Host,
+    pub host: HostResources,
 }
 
 /// One node.
@@ -25,7 +25,7 @@ pub struct SimNode {
     ledger: Ledger,
     view: Vec<CardView>,
     tree: Tree,
-    capacity: Host,
+    capacity: HostResources,
     used: (u64, u64),
     models: ModelSet,
     version: u64,
@@ -45,7 +45,7 @@ pub enum BindError {
 impl SimNode {
     /// An empty node. Its cards are linked all alike: neither traces nor node objects tell of links.
     #[must_use]
-    pub fn new(cards: Vec<Card>, host: Host, models: ModelSet) -> Self {
+    pub fn new(cards: Vec<Card>, host: HostResources, models: ModelSet) -> Self {
         let tree = Topology::uniform(cards.len(), LinkLevel::Pix).tree();
         let ledger = Ledger::new(cards);
         Self { view: ledger.view(), ledger, tree, capacity: host, used: (0, 0), models, version: 0 }
@@ -53,10 +53,10 @@ impl SimNode {
 
     /// As scores see it.
     #[must_use]
-    pub fn room(&self) -> Room {
-        let mut room = Room::of(&self.view, 0, self.host());
-        room.cards.iter_mut().for_each(|card| card.models = self.models);
-        room
+    pub fn capacity(&self) -> FreeCapacity {
+        let mut capacity = FreeCapacity::of(&self.view, 0, self.host());
+        capacity.cards.iter_mut().for_each(|card| card.models = self.models);
+        capacity
     }
 
     /// Whether a request fits, by the model's placement and by CPU and memory.
@@ -75,9 +75,9 @@ impl SimNode {
 
     /// CPU and memory left.
     #[must_use]
-    pub fn host(&self) -> Host {
+    pub fn host(&self) -> HostResources {
         let less = |whole: u32, used: u64| whole.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX));
-        Host {
+        HostResources {
             cpu_milli: less(self.capacity.cpu_milli, self.used.0),
             memory_mib: less(self.capacity.memory_mib, self.used.1),
         }
@@ -128,7 +128,7 @@ impl SimNode {
     }
 
     /// Gives a legacy pod the first free cards, as many as it has or as there are. Returns how many were missing.
-    pub fn seat_legacy(&mut self, pod: &str, cards: u32, host: Host) -> u32 {
+    pub fn seat_legacy(&mut self, pod: &str, cards: u32, host: HostResources) -> u32 {
         let holder = HolderId::new(pod, "legacy");
         let free: Vec<CardIndex> = self
             .view
@@ -144,14 +144,14 @@ impl SimNode {
     }
 
     /// Takes CPU and memory.
-    pub fn occupy(&mut self, host: Host) {
+    pub fn occupy(&mut self, host: HostResources) {
         self.used.0 += u64::from(host.cpu_milli);
         self.used.1 += u64::from(host.memory_mib);
         self.changed();
     }
 
     /// Takes a pod off.
-    pub fn release(&mut self, pod: &str, host: Host) {
+    pub fn release(&mut self, pod: &str, host: HostResources) {
         self.ledger.release_pod(pod);
         self.used.0 = self.used.0.saturating_sub(u64::from(host.cpu_milli));
         self.used.1 = self.used.1.saturating_sub(u64::from(host.memory_mib));
@@ -159,7 +159,7 @@ impl SimNode {
     }
 
     fn seen(&self) -> NodeView<'_> {
-        NodeView { cards: &self.view, tree: &self.tree, promised: 0 }
+        NodeView { cards: &self.view, tree: &self.tree, unattributed: 0 }
     }
 
     fn changed(&mut self) {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may fail
 
 use gpu_migrate_model::names::Dialect;
-use gpu_migrate_model::score::Order;
+use gpu_migrate_model::score::ScoringStrategy;
 use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_replay::snapshot::migrate::{Gain, migrate};
 use gpu_migrate_replay::snapshot::plan::Plan;
@@ -51,7 +51,7 @@ fn full() -> Vec<Value> {
     ]
 }
 
-fn gain(items: Vec<Value>, cores: u32, order: Order) -> Gain {
+fn gain(items: Vec<Value>, cores: u32, order: ScoringStrategy) -> Gain {
     let snapshot = snapshot(items);
     let plan = Plan::of_ratio(Cores(cores), None, &snapshot).unwrap();
     migrate(&snapshot, &plan, order, &Dialect::default()).unwrap()
@@ -65,7 +65,7 @@ fn held(gain: &Gain) -> (u32, u32) {
 fn half_cards_free_half_of_the_cards() {
     // By hand: train-0 must stay on n2 and leaves half a card; web-a fills it; web-b stays on n1, whose other card is then free;
     // web-c joins web-b. One card on each node is held by two halves.
-    let gain = gain(full(), 50, Order::Outlook);
+    let gain = gain(full(), 50, ScoringStrategy::Lookahead);
     assert_eq!(held(&gain), (4, 2));
     assert!((gain.before.idle, gain.after.idle) == (0.0, 2.0), "{gain:?}");
     assert!(gain.after.fragmented.abs() < 1e-9, "{gain:?}");
@@ -77,12 +77,12 @@ fn half_cards_free_half_of_the_cards() {
 #[test]
 fn binpack_by_nodes_can_cost_a_card() {
     // As above up to web-c: n2 has 100 cores left and n1 150, so that binpack prefers n2 and breaks its free card.
-    assert_eq!(held(&gain(full(), 50, Order::Binpack)), (4, 3));
+    assert_eq!(held(&gain(full(), 50, ScoringStrategy::Binpack)), (4, 3));
 }
 
 #[test]
 fn whole_cards_free_nothing() {
-    for order in [Order::Binpack, Order::Outlook] {
+    for order in [ScoringStrategy::Binpack, ScoringStrategy::Lookahead] {
         let gain = gain(full(), 100, order);
         assert_eq!(held(&gain), (4, 4));
         assert!(gain.workloads.iter().all(|one| one.moved == one.pods));
@@ -92,7 +92,7 @@ fn whole_cards_free_nothing() {
 #[test]
 fn what_is_left_over_is_fragmented() {
     // Sixty of each card: no two fit together, four cards stay held, and 40 of each is of use to nobody.
-    let gain = gain(full(), 60, Order::Outlook);
+    let gain = gain(full(), 60, ScoringStrategy::Lookahead);
     assert_eq!(held(&gain), (4, 4));
     assert!((gain.after.idle - 1.6).abs() < 1e-9 && (gain.after.fragmented - 1.6).abs() < 1e-9, "{gain:?}");
 }
@@ -101,7 +101,7 @@ fn what_is_left_over_is_fragmented() {
 fn a_pod_of_several_cards_keeps_whole_cards() {
     let items =
         vec![node("n1"), node("n2"), pod("big-0", "big", Some("n1"), 2), pod("one-0", "one", Some("n2"), 1)];
-    let gain = gain(items, 50, Order::Outlook);
+    let gain = gain(items, 50, ScoringStrategy::Lookahead);
     assert_eq!(held(&gain), (3, 3));
     assert_eq!(gain.workloads[0].becomes.as_deref(), Some("200 cores and 80 blocks"));
 }
@@ -110,9 +110,9 @@ fn a_pod_of_several_cards_keeps_whole_cards() {
 fn a_waiting_pod_starts_on_what_was_freed() {
     let mut items = full();
     items.extend((0..5).map(|n| pod(&format!("wait-{n}"), "wait", None, 1)));
-    let half = gain(items.clone(), 50, Order::Outlook);
+    let half = gain(items.clone(), 50, ScoringStrategy::Lookahead);
     assert_eq!(half.waiting, (5, 4));
-    assert_eq!(gain(items, 100, Order::Outlook).waiting, (5, 0));
+    assert_eq!(gain(items, 100, ScoringStrategy::Lookahead).waiting, (5, 0));
 }
 
 #[test]
@@ -137,7 +137,7 @@ metadata: {name: team, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/
     items.extend([node("n3"), aside]);
     let snapshot = snapshot(items);
     let plan = Plan::of_file(PolicyFile::parse(policies).unwrap(), &snapshot).unwrap();
-    let gain = migrate(&snapshot, &plan, Order::Binpack, &Dialect::default()).unwrap();
+    let gain = migrate(&snapshot, &plan, ScoringStrategy::Binpack, &Dialect::default()).unwrap();
     // 41 blocks are more than a card has: nobody moves, nothing changes.
     assert_eq!(held(&gain), (5, 5));
     let stays: Vec<&String> = gain.workloads.iter().flat_map(|one| one.stays.keys()).collect();
@@ -157,7 +157,7 @@ fn selectors_hold_for_moved_pods() {
         item["spec"]["nodeSelector"] = json!({"disk": "n1"});
     }
     // web-a may not fill the half card on n2, and stays; web-b fills it, and web-c joins web-a.
-    assert_eq!(held(&gain(items, 50, Order::Outlook)), (4, 2));
+    assert_eq!(held(&gain(items, 50, ScoringStrategy::Lookahead)), (4, 2));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn shares_that_run_already_count() {
         json!({"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "20"});
     share["metadata"]["annotations"] = json!({"tencent.com/predicate-gpu-idx-0": "1"});
     items.extend([share, pod("web-a", "web", Some("n1"), 1)]);
-    assert_eq!(held(&gain(items, 50, Order::Outlook)), (2, 1));
+    assert_eq!(held(&gain(items, 50, ScoringStrategy::Lookahead)), (2, 1));
 }
 
 #[test]
@@ -188,6 +188,6 @@ fn faults_name_the_object() {
 fn blocks_can_be_given() {
     let snapshot = snapshot(full());
     let plan = Plan::of_ratio(Cores(50), Some(Blocks(10)), &snapshot).unwrap();
-    let gain = migrate(&snapshot, &plan, Order::Outlook, &Dialect::default()).unwrap();
+    let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead, &Dialect::default()).unwrap();
     assert_eq!(gain.workloads[0].becomes.as_deref(), Some("50 cores and 10 blocks"));
 }

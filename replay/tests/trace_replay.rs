@@ -25,7 +25,7 @@ fn small() -> Setup {
     setup(&folder.join("nodes.csv"), &folder.join("pods.csv"))
 }
 
-const ALL: [Policy; 5] = [Policy::Random, Policy::BestFit, Policy::Binpack, Policy::Fgd, Policy::Outlook];
+const ALL: [Policy; 5] = [Policy::Random, Policy::BestFit, Policy::Binpack, Policy::Fgd, Policy::Lookahead];
 
 fn run(setup: &Setup, policies: &[Policy], seeds: &[u64]) -> Vec<Outcome> {
     experiment::run(setup, policies, seeds, 4, |_, _| {}).unwrap()
@@ -52,12 +52,12 @@ fn no_policy_gives_out_more_than_there_is_or_was_asked_for() {
 #[test]
 fn policies_rank_as_they_do_on_real_traces() {
     let outcomes = run(&small(), &ALL, &(1..=10).collect::<Vec<_>>());
-    let [random, best_fit, _, fgd, outlook] =
+    let [random, best_fit, _, fgd, lookahead] =
         [0, 1, 2, 3, 4].map(|policy| outcomes[policy].at(130).allocated.mean);
     assert!(random + 1.0 < best_fit, "{random} {best_fit}");
     assert!(random + 1.0 < fgd, "{random} {fgd}");
-    assert!(outlook > fgd, "{outlook} {fgd}");
-    assert!(outlook > best_fit, "{outlook} {best_fit}");
+    assert!(lookahead > fgd, "{lookahead} {fgd}");
+    assert!(lookahead > best_fit, "{lookahead} {best_fit}");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_seed_repeats_on_any_number_of_threads() {
 #[test]
 fn learning_the_mix_and_spreading_plain_pods_change_the_outcome() {
     let end = |mix, plain| {
-        run(&Setup { mix, plain, ..small() }, &[Policy::Outlook], &[1, 2, 3])[0].at(130).allocated.mean
+        run(&Setup { mix, plain, ..small() }, &[Policy::Lookahead], &[1, 2, 3])[0].at(130).allocated.mean
     };
     let told = end(MixSource::Trace, PlainPods::Policy);
     assert!(told > end(MixSource::Trace, PlainPods::Spread));
@@ -84,13 +84,13 @@ fn learning_the_mix_and_spreading_plain_pods_change_the_outcome() {
 #[test]
 fn reports_say_the_same_in_every_form() {
     let setup = small();
-    let outcomes = run(&setup, &[Policy::Random, Policy::Outlook], &[1]);
+    let outcomes = run(&setup, &[Policy::Random, Policy::Lookahead], &[1]);
     let end = outcomes[1].at(130).allocated.mean;
     let table = report::table(&setup, &[1], &outcomes);
     assert!(table.contains("50 nodes, 244 cards; 330 pods in the trace; 1 seeds"), "{table}");
     assert!(table.contains(&format!("{end:.2} ±0.00")), "{table}");
     let csv = report::csv(&outcomes).unwrap();
-    assert!(csv.contains(&format!("outlook,130,{end:.4},0.0000")), "{csv}");
+    assert!(csv.contains(&format!("lookahead,130,{end:.4},0.0000")), "{csv}");
     let json: serde_json::Value = serde_json::from_str(&report::json(&setup, &[1], &outcomes)).unwrap();
     assert_eq!(json["policies"][1]["at"]["130"]["allocated"]["mean"].as_f64(), Some(end));
 }
@@ -101,7 +101,7 @@ fn a_plot_has_a_line_and_a_name_for_every_policy() {
     for curve in [Curve::Allocated, Curve::Fragmented] {
         let svg = draw(&outcomes, curve);
         assert_eq!(svg.matches("<polyline").count(), ALL.len());
-        for policy in ["random", "best-fit", "binpack", "fgd", "outlook"] {
+        for policy in ["random", "best-fit", "binpack", "fgd", "lookahead"] {
             assert!(svg.contains(&format!("<title>{policy}</title>")), "{svg}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
@@ -109,7 +109,7 @@ fn a_plot_has_a_line_and_a_name_for_every_policy() {
     }
 }
 
-/// The published experiment, on its own trace: the same set-up gives the same figures, and outlook is better than FGD.
+/// The published experiment, on its own trace: the same set-up gives the same figures, and lookahead is better than FGD.
 #[test]
 fn openb_gives_the_published_figures() {
     let Some(folder) = std::env::var_os("GPU_MIGRATE_TRACE_DIR").map(PathBuf::from) else {
@@ -132,9 +132,9 @@ fn openb_gives_the_published_figures() {
             end(policy)
         );
     }
-    assert!(end(4) > 95.39, "outlook: {}", end(4));
+    assert!(end(4) > 95.39, "lookahead: {}", end(4));
     for percent in [90, 100, 130] {
         let at = |policy: usize| outcomes[policy].at(percent).allocated.mean;
-        assert!(at(4) > at(3) - 0.1, "at {percent} % outlook gives out {}, FGD {}", at(4), at(3));
+        assert!(at(4) > at(3) - 0.1, "at {percent} % lookahead gives out {}, FGD {}", at(4), at(3));
     }
 }

@@ -52,7 +52,7 @@ pub enum BindError {
     },
     /// An earlier bind to another node may still come true.
     #[error("pod {pod}: the outcome of an earlier bind to node {node} is not known yet")]
-    Doubt {
+    Unconfirmed {
         /// `namespace/name`
         pod: String,
         /// The node of the earlier bind.
@@ -211,14 +211,15 @@ impl Engine {
         }
     }
 
-    /// Decides and writes the decision into the books, in one breath.
+    /// Decides and writes the decision into the occupancy, in one breath.
     fn assume(&self, pod: &Arc<PodFacts>, node: &str) -> Result<Cards, BindError> {
         if let Err(problem) = &pod.ask {
             return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
         }
         let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
-        self.judge.refresh(&self.cluster.read());
-        let until = (self.clock)().instant + held + self.settings.api_timeout + self.settings.doubt;
+        self.scorer.refresh(&self.cluster.read());
+        let until =
+            (self.clock)().instant + held + self.settings.api_timeout + self.settings.unconfirmed_timeout;
         self.change(|cluster| self.assume_in(cluster, pod, node, until))
     }
 
@@ -231,7 +232,7 @@ impl Engine {
     ) -> Result<Cards, BindError> {
         if let Some(earlier) = cluster.assumption(&pod.uid) {
             if &*earlier.node != node {
-                return Err(BindError::Doubt { pod: pod.shown(), node: earlier.node.to_string() });
+                return Err(BindError::Unconfirmed { pod: pod.shown(), node: earlier.node.to_string() });
             }
             let cards = earlier.cards.clone();
             cluster.renew(&pod.uid, until);
@@ -242,21 +243,21 @@ impl Engine {
             return Err(BindError::Gang { gang, why });
         }
         let exceeded = self.exceeded(cluster, pod);
-        let quota = cluster.slot(node).and_then(|slot| exceeded.iter().find(|quota| quota.applies_to(slot)));
+        let quota = cluster.node(node).and_then(|info| exceeded.iter().find(|quota| quota.applies_to(info)));
         if let Some(quota) = quota {
             return Err(BindError::Quota(quota.reason.clone()));
         }
-        let cards = match cluster.slot(node) {
+        let cards = match cluster.node(node) {
             _ if pod.kind == PodKind::Plain => Cards::default(),
             None => return Err(BindError::NoNode { node: node.to_owned() }),
-            Some(slot) => choose(slot, pod, &self.judge)
+            Some(info) => choose(info, pod, &self.scorer)
                 .map_err(|source| BindError::Undecided { node: node.to_owned(), source })?,
         };
         cluster.assume(pod, node, cards.clone(), until);
         if let Some(gang) = &pod.gang {
-            self.begin_gang(gang);
+            self.start_gang(gang);
         }
-        self.judge.count(pod);
+        self.scorer.count(pod);
         Ok(cards)
     }
 
@@ -268,7 +269,7 @@ impl Engine {
         cards: Cards,
     ) -> Result<(), BindError> {
         if !self.leads_for(self.settings.api_timeout) {
-            // Its answer might come after another replica has begun to look and to bind.
+            // Its answer might come after another replica has started to look and to bind.
             self.change(|cluster| cluster.forget(&pod.uid));
             return Err(BindError::NotReady("this replica of gpu-migrate-extender may not lead much longer"));
         }
@@ -285,7 +286,7 @@ impl Engine {
             Err(failure @ (BindFailure::Conflict(_) | BindFailure::Unknown(_))) => {
                 self.metrics.looked_up.inc();
                 // The request may still be on its way, counted from now and not from when it was sent.
-                let until = (self.clock)().instant + self.settings.doubt;
+                let until = (self.clock)().instant + self.settings.unconfirmed_timeout;
                 self.change(|cluster| cluster.renew(&pod.uid, until));
                 self.outcome_of(pod, node, failure).await
             }
@@ -346,13 +347,13 @@ impl Engine {
         }
     }
 
-    /// Ends a doubt: the time in which the request could still have come true is over.
+    /// Ends a unconfirmed_timeout: the time in which the request could still have come true is over.
     pub(super) async fn resolve(&self, pod: &Arc<PodFacts>) {
         // Otherwise a bind could begin while an answer of before it is on its way here.
         let Some(_mark) = self.mark(&pod.uid) else { return };
         let assumption = self.cluster.read().assumption(&pod.uid).cloned();
         // One that began and ended since has started the time anew.
-        if assumption.is_none_or(|doubt| doubt.until > (self.clock)().instant) {
+        if assumption.is_none_or(|assumption| assumption.until > (self.clock)().instant) {
             return;
         }
         match self.api.look_up(&pod.namespace, &pod.name, &pod.uid).await {

@@ -9,26 +9,26 @@ use super::{Engine, Reply};
 use crate::decide::{fits, fits_without, placement};
 use crate::metrics::{Outcome, Verb};
 use crate::score::scale;
-use crate::state::node::{NodeFacts, books};
+use crate::state::capacity::RequestSummary;
+use crate::state::node::{NodeFacts, occupancy};
 use crate::state::pod::PodFacts;
-use crate::state::room::Glance;
-use crate::state::{Cluster, SlotId};
+use crate::state::{Cluster, NodeId};
 use crate::wire::answer::{self, Verdict};
 use crate::wire::{Nodes, Request};
 
 /// Nodes looked at before a waiting bind is let in.
 const BETWEEN_BREATHS: usize = 512;
 
-/// Where the pod itself is on the books, from an earlier try; nowhere for most.
+/// Where the pod itself is on the occupancy, from an earlier try; nowhere for most.
 struct Own {
-    slot: Option<SlotId>,
+    info: Option<NodeId>,
     assumed: Option<Arc<str>>,
 }
 
 impl Own {
     fn of(cluster: &Cluster, pod: &PodFacts) -> Self {
         let assumed = cluster.assumption(&pod.uid).map(|earlier| Arc::clone(&earlier.node));
-        Self { slot: cluster.slot_of(&pod.uid), assumed }
+        Self { info: cluster.node_of(&pod.uid), assumed }
     }
 }
 
@@ -73,9 +73,9 @@ impl Engine {
             let cluster = self.cluster.read();
             let left = |at: &usize| {
                 let name = request.nodes.name(*at);
-                let rooms =
-                    cluster.slot(name).map(|slot| (slot.rooms.cores_left(), slot.rooms.blocks_left()));
-                (rooms.unwrap_or((u32::MAX, u32::MAX)), name.to_owned())
+                let capacity =
+                    cluster.node(name).map(|info| (info.capacity.cores_left(), info.capacity.blocks_left()));
+                (capacity.unwrap_or((u32::MAX, u32::MAX)), name.to_owned())
             };
             let fitting = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits);
             let best = fitting.min_by_key(left);
@@ -99,7 +99,7 @@ impl Engine {
             let never = Verdict::Unresolvable(reasons.text(problem));
             return (vec![never; nodes.len()], reasons);
         }
-        let glance = Glance::of(pod);
+        let summary = RequestSummary::of(pod);
         let mut verdicts = Vec::with_capacity(nodes.len());
         let mut cluster = self.cluster.read();
         let noted = !dry_run && pod.kind != PodKind::Plain && !nodes.is_empty();
@@ -119,10 +119,10 @@ impl Engine {
             if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);
             }
-            let mut verdict = self.verdict(&cluster, pod, glance, &own, (nodes, at), &mut reasons);
+            let mut verdict = self.verdict(&cluster, pod, summary, &own, (nodes, at), &mut reasons);
             if verdict == Verdict::Fits
-                && let Some(slot) = cluster.slot(nodes.name(at)).filter(|_| !exceeded.is_empty())
-                && let Some(quota) = exceeded.iter().find(|quota| quota.applies_to(slot))
+                && let Some(info) = cluster.node(nodes.name(at)).filter(|_| !exceeded.is_empty())
+                && let Some(quota) = exceeded.iter().find(|quota| quota.applies_to(info))
             {
                 verdict = Verdict::Failed(reasons.text(&quota.reason));
             }
@@ -138,7 +138,7 @@ impl Engine {
         &self,
         cluster: &Cluster,
         pod: &PodFacts,
-        glance: Glance,
+        summary: RequestSummary,
         own: &Own,
         (nodes, at): (&Nodes<'_>, usize),
         reasons: &mut Reasons,
@@ -152,14 +152,14 @@ impl Engine {
             let text = format!("waiting for the outcome of an earlier bind to node {earlier}");
             return Verdict::Failed(reasons.text(&text));
         }
-        let answer = match cluster.numbered_slot(name) {
-            Some((id, slot)) if own.slot == Some(id) => fits_without(slot, pod, |uid| uid == &*pod.uid),
-            Some((_, slot)) => fits(slot, pod, glance),
+        let answer = match cluster.node_with_id(name) {
+            Some((id, info)) if own.info == Some(id) => fits_without(info, pod, |uid| uid == &*pod.uid),
+            Some((_, info)) => fits(info, pod, summary),
             None => match self.template(nodes, at) {
                 Some(facts) => {
                     let inventory = facts.inventory(name);
-                    let (_, books) = books(&inventory, &facts, &[], std::iter::empty(), |_| false);
-                    placement(&inventory, &books, pod).map(|_| ())
+                    let (_, occupancy) = occupancy(&inventory, &facts, &[], std::iter::empty(), |_| false);
+                    placement(&inventory, &occupancy, pod).map(|_| ())
                 }
                 None => {
                     let unknown = "gpu-migrate-extender has not seen the node yet";
@@ -188,11 +188,11 @@ impl Engine {
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
         let cluster = self.cluster.read();
-        self.judge.refresh(&cluster);
-        let nodes = (0..request.nodes.len()).map(|at| cluster.numbered_slot(request.nodes.name(at)));
-        let merits = self.judge.merits(&pod, nodes);
+        self.scorer.refresh(&cluster);
+        let nodes = (0..request.nodes.len()).map(|at| cluster.node_with_id(request.nodes.name(at)));
+        let scores = self.scorer.scores(&pod, nodes);
         drop(cluster);
-        let scores = scale(&merits, |at| request.nodes.name(at));
+        let scores = scale(&scores, |at| request.nodes.name(at));
         Reply { body: answer::priorities(&request.nodes, &scores), outcome: Outcome::Ok }
     }
 }

@@ -1,11 +1,11 @@
 //! Gangs: all members or none (`scheduling.k8s.io/group-name`, `group-pod-num`; DESIGN decision 8).
 //!
 //! - **filter** lets nobody through while the cluster could not hold all members that are still missing, beside what
-//!   is held and still missing of the gangs that have begun before.
+//!   is held and still missing of the gangs that have started before.
 //! - **bind** assumes each member's cards and holds the call; the last member's call binds all. If a binding fails or
 //!   time runs out, all that are not bound yet are released.
 //!
-//! A gang that has begun counts as if it were whole. So of two gangs that need more than half of the cluster each, the
+//! A gang that has started counts as if it were whole. So of two gangs that need more than half of the cluster each, the
 //! second does not begin before the first has finished or given up; and one that has given up stands back for a while.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::bind::BindError;
 use crate::decide::placement;
+use crate::state::capacity::{NodeCapacity, RequestSummary};
 use crate::state::node::Placed;
 use crate::state::pod::{Cards, GangRef, PodFacts, compact};
-use crate::state::room::{Glance, Rooms};
-use crate::state::{Cluster, Slot};
+use crate::state::{Cluster, NodeInfo};
 
 /// How many bindings of one gang are on their way at a time.
 const AT_A_TIME: usize = 16;
@@ -29,13 +29,13 @@ const AT_A_TIME: usize = 16;
 /// Members that wait for the others.
 #[derive(Debug, Default)]
 pub(super) struct Gangs {
-    begun: HashMap<Arc<str>, Begun>,
+    started: HashMap<Arc<str>, Started>,
     /// Gangs that gave up, and until when they stand back.
-    standing_back: HashMap<Arc<str>, Instant>,
+    backing_off: HashMap<Arc<str>, Instant>,
 }
 
 #[derive(Debug)]
-struct Begun {
+struct Started {
     size: u32,
     deadline: Instant,
     /// By UID, in a stable order.
@@ -92,8 +92,8 @@ impl Engine {
         }
     }
 
-    /// Notes that a gang has begun, under the lock under which its first member was assumed.
-    pub(super) fn begin_gang(&self, gang: &GangRef) {
+    /// Notes that a gang has started, under the lock under which its first member was assumed.
+    pub(super) fn start_gang(&self, gang: &GangRef) {
         let deadline = (self.clock)().instant + self.settings.gang_timeout;
         self.gangs.lock().begin(gang, deadline);
     }
@@ -103,14 +103,14 @@ impl Engine {
         let now = (self.clock)().instant;
         let cluster = self.cluster.read();
         let mut gangs = self.gangs.lock();
-        let begun = gangs.begin(gang, now + self.settings.gang_timeout);
+        let started = gangs.begin(gang, now + self.settings.gang_timeout);
         let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, tell };
-        begun.held.insert(Arc::clone(&pod.uid), held);
+        started.held.insert(Arc::clone(&pod.uid), held);
         let bound = cluster.members(&gang.key).filter(|member| member.node.is_some()).count();
-        if bound + begun.held.len() < gang.size as usize {
-            return Turn::Wait(answer, begun.deadline);
+        if bound + started.held.len() < gang.size as usize {
+            return Turn::Wait(answer, started.deadline);
         }
-        let all = gangs.begun.remove(&gang.key).map(|begun| begun.held).unwrap_or_default();
+        let all = gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default();
         Turn::All(all.into_values().collect(), answer)
     }
 
@@ -146,13 +146,13 @@ impl Engine {
         let until = (self.clock)().instant + self.settings.gang_timeout / 4;
         let members = {
             let mut gangs = self.gangs.lock();
-            match gangs.begun.get(&gang.key) {
-                Some(begun) if begun.deadline == deadline => {}
-                // Another member did it, or the gang is being bound, or has begun anew.
+            match gangs.started.get(&gang.key) {
+                Some(started) if started.deadline == deadline => {}
+                // Another member did it, or the gang is being bound, or has started anew.
                 _ => return,
             }
-            gangs.standing_back.insert(Arc::clone(&gang.key), until);
-            gangs.begun.remove(&gang.key).map(|begun| begun.held).unwrap_or_default()
+            gangs.backing_off.insert(Arc::clone(&gang.key), until);
+            gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default()
         };
         self.release(gang, members.into_values().collect(), why).await;
     }
@@ -170,20 +170,20 @@ impl Engine {
     /// A member is gone: its bind is over, the others go on waiting for whoever takes its place.
     pub(super) fn drop_member(&self, uid: &str) {
         let mut gangs = self.gangs.lock();
-        for begun in gangs.begun.values_mut() {
+        for started in gangs.started.values_mut() {
             // Its call hears that the gang was given up, as the sender goes.
-            begun.held.remove(uid);
+            started.held.remove(uid);
         }
-        gangs.begun.retain(|_, begun| !begun.held.is_empty());
+        gangs.started.retain(|_, started| !started.held.is_empty());
     }
 
     /// Wakes the gangs whose time of standing back is over: nothing else would.
-    pub(super) fn end_standing_back(&self) {
+    pub(super) fn end_back_off(&self) {
         let now = (self.clock)().instant;
         let mut gangs = self.gangs.lock();
-        let before = gangs.standing_back.len();
-        gangs.standing_back.retain(|_, until| *until > now);
-        let ended = gangs.standing_back.len() < before;
+        let before = gangs.backing_off.len();
+        gangs.backing_off.retain(|_, until| *until > now);
+        let ended = gangs.backing_off.len() < before;
         drop(gangs);
         if ended {
             self.change(Cluster::free_somewhere);
@@ -224,9 +224,9 @@ fn released(gang: &GangRef, why: &str) -> BindError {
 }
 
 impl Gangs {
-    fn begin(&mut self, gang: &GangRef, deadline: Instant) -> &mut Begun {
-        let new = || Begun { size: gang.size, deadline, held: BTreeMap::new() };
-        self.begun.entry(Arc::clone(&gang.key)).or_insert_with(new)
+    fn begin(&mut self, gang: &GangRef, deadline: Instant) -> &mut Started {
+        let new = || Started { size: gang.size, deadline, held: BTreeMap::new() };
+        self.started.entry(Arc::clone(&gang.key)).or_insert_with(new)
     }
 
     /// Why the gang of `pod` cannot have its missing members placed now.
@@ -240,18 +240,18 @@ impl Gangs {
         let waits = |other: &Arc<str>| {
             cluster.members(other).any(|member| !member.gated && !cluster.is_placed(&member.uid))
         };
-        if self.standing_back.get(&gang.key).is_some_and(|until| *until > now)
+        if self.backing_off.get(&gang.key).is_some_and(|until| *until > now)
             && cluster.gangs().any(|other| *other != gang.key && waits(other))
         {
             return Some(format!("gang {}: gave up a moment ago, others go first", gang.key));
         }
         let mut missing = Vec::new();
-        for (key, begun) in self.begun.iter().filter(|(key, _)| **key != gang.key) {
-            missing.extend(still_missing(cluster, key, begun.size, None));
+        for (key, started) in self.started.iter().filter(|(key, _)| **key != gang.key) {
+            missing.extend(still_missing(cluster, key, started.size, None));
         }
         let rivals = missing.len();
         missing.extend(still_missing(cluster, &gang.key, gang.size, Some(pod)));
-        if could_hold(cluster, &missing) {
+        if all_fit(cluster, &missing) {
             return None;
         }
         let beside = if rivals > 0 { " beside the gangs that began before" } else { "" };
@@ -279,48 +279,50 @@ pub(super) fn still_missing<'a>(
 /// Whether all of `pods` would fit at once, by placing them one after the other, the largest first.
 ///
 /// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
-fn could_hold(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
-    let mut left: Vec<(&PodFacts, Glance)> = pods.iter().map(|pod| (*pod, Glance::of(pod))).collect();
+fn all_fit(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
+    let mut left: Vec<(&PodFacts, RequestSummary)> =
+        pods.iter().map(|pod| (*pod, RequestSummary::of(pod))).collect();
     left.sort_by_key(|(pod, _)| {
         let demand = pod.demand();
         std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks))
     });
-    for slot in cluster.slots() {
+    for info in cluster.nodes() {
         if left.is_empty() {
             return true;
         }
-        if left.iter().any(|(_, glance)| *glance == Glance::Unclear) {
-            fill_books(slot, &mut left);
+        if left.iter().any(|(_, summary)| *summary == RequestSummary::Complex) {
+            fill_by_placement(info, &mut left);
         } else {
-            fill_rooms(slot, &mut left);
+            fill_by_fast_fit(info, &mut left);
         }
     }
     left.is_empty()
 }
 
-/// Puts as many as fit on copies of the node's rooms.
-fn fill_rooms(slot: &Slot, left: &mut Vec<(&PodFacts, Glance)>) {
-    let mut rooms: Option<Rooms> = None;
-    left.retain(|(pod, glance)| {
-        let fits =
-            |rooms: &Rooms| slot.selected_by(pod) && rooms.look(*glance).is_some_and(|look| look.is_ok());
-        if !fits(rooms.as_ref().unwrap_or(&slot.rooms)) {
+/// Puts as many as fit on copies of the node's capacity.
+fn fill_by_fast_fit(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)>) {
+    let mut capacity: Option<NodeCapacity> = None;
+    left.retain(|(pod, summary)| {
+        let fits = |capacity: &NodeCapacity| {
+            info.selected_by(pod) && capacity.fast_fit(*summary).is_some_and(|look| look.is_ok())
+        };
+        if !fits(capacity.as_ref().unwrap_or(&info.capacity)) {
             return true;
         }
-        rooms.get_or_insert_with(|| slot.rooms.clone()).take(*glance);
+        capacity.get_or_insert_with(|| info.capacity.clone()).take(*summary);
         false
     });
 }
 
 /// The same by real placement, for pods of several containers or with constraints.
-fn fill_books(slot: &Slot, left: &mut Vec<(&PodFacts, Glance)>) {
+fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)>) {
     let mut scratch: Vec<Placed> = Vec::new();
     left.retain(|(pod, _)| {
-        if !slot.selected_by(pod) {
+        if !info.selected_by(pod) {
             return true;
         }
-        let books = slot.books_with(&scratch);
-        let Ok(placed) = placement(&slot.inventory, &books, pod) else { return true };
+        let occupancy = info.occupancy_with(&scratch);
+        let Ok(placed) = placement(&info.inventory, &occupancy, pod) else { return true };
         scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
         false
     });

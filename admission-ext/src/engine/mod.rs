@@ -5,7 +5,7 @@ mod filter;
 mod gang;
 mod preempt;
 mod reasons;
-pub mod wake;
+pub mod requeue;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
+use gpu_migrate_model::score::ScoringStrategy;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::Api;
 use crate::metrics::{Metrics, Outcome};
-use crate::score::{Judge, Order};
+use crate::score::NodeScorer;
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::{PodFacts, Rules};
 use crate::state::quota::{Exceeded, Used};
@@ -50,10 +51,10 @@ pub struct Settings {
     /// How pods are read.
     pub rules: Rules,
     /// How nodes and cards are compared.
-    pub order: Order,
+    pub scoring: ScoringStrategy,
     /// How long a choice whose binding may or may not have been made keeps its cards before the pod is looked up and,
     /// if it is not bound, its cards are given back.
-    pub doubt: Duration,
+    pub unconfirmed_timeout: Duration,
     /// Limit of one request to the API server; below the scheduler's `httpTimeout`.
     pub api_timeout: Duration,
     /// How long the first member of a gang waits for the last; below the scheduler's `httpTimeout`.
@@ -64,8 +65,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             rules: Rules::default(),
-            order: Order::default(),
-            doubt: Duration::from_secs(15),
+            scoring: ScoringStrategy::default(),
+            unconfirmed_timeout: Duration::from_secs(15),
             api_timeout: Duration::from_secs(10),
             gang_timeout: Self::GANG_TIMEOUT,
         }
@@ -98,7 +99,7 @@ pub struct Engine {
     api: Arc<dyn Api>,
     clock: Clock,
     settings: Settings,
-    judge: Judge,
+    scorer: NodeScorer,
     /// UIDs of the pods that are being bound right now.
     binding: Mutex<std::collections::HashSet<Arc<str>>>,
     gangs: Mutex<gang::Gangs>,
@@ -106,38 +107,38 @@ pub struct Engine {
     synced: AtomicBool,
     /// Until when this replica is certainly the one that binds.
     leads: Mutex<Leads>,
-    refused: wake::Refused,
+    refused: requeue::Refused,
     /// What was freed while refused pods wait.
-    woken: tokio::sync::mpsc::UnboundedSender<Freed>,
+    requeue: tokio::sync::mpsc::UnboundedSender<Freed>,
     metrics: Metrics,
 }
 
 impl Engine {
     /// An engine over an empty cluster: not synced, not leading. The second value tells what was freed, for
-    /// [`Engine::wake`].
+    /// [`Engine::requeue`].
     pub fn new(
         api: Arc<dyn Api>,
         settings: Settings,
         clock: Clock,
         metrics: Metrics,
     ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Freed>) {
-        let judge = Judge::new(settings.order);
-        let (woken, wakes) = tokio::sync::mpsc::unbounded_channel();
+        let scorer = NodeScorer::new(settings.scoring);
+        let (requeue, requeues) = tokio::sync::mpsc::unbounded_channel();
         let engine = Self {
             cluster: RwLock::new(Cluster::new()),
             api,
             clock,
             settings,
-            judge,
+            scorer,
             binding: Mutex::default(),
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
             leads: Mutex::new(Leads::Not),
-            refused: wake::Refused::default(),
-            woken,
+            refused: requeue::Refused::default(),
+            requeue,
             metrics,
         };
-        (Arc::new(engine), wakes)
+        (Arc::new(engine), requeues)
     }
 
     /// What is configured.
@@ -155,7 +156,7 @@ impl Engine {
     /// Caches are filled, or not any more.
     pub fn set_synced(&self, synced: bool) {
         if !self.synced.swap(synced, Ordering::AcqRel) && synced {
-            self.wake_those_of_before();
+            self.requeue_refused_earlier();
         }
         self.metrics.ready.set(i64::from(self.is_ready()));
     }
@@ -272,11 +273,11 @@ impl Engine {
     }
 
     /// Looks up the pods whose binding may or may not have been made, and gives cards back where it was not.
-    pub async fn resolve_doubts(&self) {
-        self.end_standing_back();
+    pub async fn resolve_unconfirmed(&self) {
+        self.end_back_off();
         self.prune_refusals();
-        let overdue = self.cluster.read().overdue((self.clock)().instant);
-        for pod in overdue {
+        let expired = self.cluster.read().expired((self.clock)().instant);
+        for pod in expired {
             self.resolve(&pod).await;
         }
         self.gauge();
@@ -289,6 +290,6 @@ impl Engine {
         self.metrics.nodes.set(count(cluster.node_count()));
         self.metrics.pods.set(count(cluster.pod_count()));
         self.metrics.assumptions.set(count(cluster.assumption_count()));
-        self.metrics.disputed_cards.set(count(cluster.slots().map(|slot| slot.books.disputed()).sum()));
+        self.metrics.disputed_cards.set(count(cluster.nodes().map(|info| info.occupancy.disputed()).sum()));
     }
 }

@@ -9,7 +9,7 @@ use crate::decide::fits_without;
 use crate::metrics::Outcome;
 use crate::state::pod::PodFacts;
 use crate::state::quota::Used;
-use crate::state::{Cluster, Slot};
+use crate::state::{Cluster, NodeInfo};
 use crate::wire::answer::{self, Kept};
 use crate::wire::{NodeVictims, PreemptArgs};
 
@@ -31,8 +31,8 @@ impl Engine {
             .victims()
             .into_iter()
             .filter_map(|proposal| {
-                let slot = cluster.slot(proposal.node)?;
-                let uids = needed(&cluster, slot, &pod, &proposal)?;
+                let info = cluster.node(proposal.node)?;
+                let uids = needed(&cluster, info, &pod, &proposal)?;
                 Some(Kept { node: proposal.node, uids, pdb_violations: proposal.pdb_violations })
             })
             .collect();
@@ -45,10 +45,10 @@ impl Engine {
 /// The victims without whom `pod` does not fit; `None` where it does not fit even without all.
 ///
 /// The scheduler lists victims by falling importance, so the most important is spared first. Victims that hold no
-/// card are kept as proposed: they give CPU, memory or ports, which is not ours to judge.
+/// card are kept as proposed: they give CPU, memory or ports, which is not ours to scorer.
 fn needed<'a>(
     cluster: &Cluster,
-    slot: &Slot,
+    info: &NodeInfo,
     pod: &PodFacts,
     proposal: &NodeVictims<'a>,
 ) -> Option<Vec<&'a str>> {
@@ -59,18 +59,18 @@ fn needed<'a>(
             .filter(|victim| victim.namespace == pod.namespace);
         let less = Used::by(own.map(|victim| &**victim));
         let exceeded = cluster.quotas().exceeded(&pod.namespace, Used::by(std::iter::once(pod)), less);
-        !exceeded.iter().any(|quota| quota.applies_to(slot))
+        !exceeded.iter().any(|quota| quota.applies_to(info))
     };
     let fits = |victims: &[&str]| {
         within_quota(victims)
-            && fits_without(slot, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
+            && fits_without(info, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
     };
     let mut victims = proposal.uids.clone();
     if !fits(&victims) {
         return None;
     }
     for uid in &proposal.uids {
-        if !slot.pods.contains_key(*uid) {
+        if !info.pods.contains_key(*uid) {
             continue;
         }
         let fewer: Vec<&str> = victims.iter().copied().filter(|victim| victim != uid).collect();

@@ -3,13 +3,13 @@
 //! ```text
 //! Pods, Nodes, GPUShadows ── watch or snapshot ──► Cluster ◄── assume, confirm, forget ── bind
 //!                                                    │
-//!                                                    └── slots: one per node, books ready made ──► filter, prioritize
+//!                                                    └── nodes: one per node, books ready made ──► filter, prioritize
 //! ```
 
+pub mod capacity;
 pub mod node;
 pub mod pod;
 pub mod quota;
-pub mod room;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::names;
 
-use self::node::{Books, Found, Inventory, NodeFacts, Placed, ShadowFacts, books};
+use self::capacity::NodeCapacity;
+use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
-use self::room::Rooms;
 
-/// Where a node is in [`Cluster::slots`]; never reused while the process lives.
-pub type SlotId = usize;
+/// Where a node is in [`Cluster::nodes`]; never reused while the process lives.
+pub type NodeId = usize;
 
 /// One node. Filter looks at thousands for each pod: what it looks at comes first and lies together.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Slot {
+pub struct NodeInfo {
     /// The node or its shadow was seen, and not only pods on it.
     known: bool,
     /// The books in a few words, for the first look of filter.
-    pub rooms: Rooms,
+    pub capacity: NodeCapacity,
     /// Its name.
     pub name: Arc<str>,
     /// What the Node object says; `None` while only its shadow or its pods are known.
@@ -43,11 +43,11 @@ pub struct Slot {
     /// Its cards.
     pub inventory: Inventory,
     /// What its bridge found on it.
-    pub found: Vec<Found>,
+    pub published: Vec<PublishedHold>,
     /// Pods bound to it or assumed on it, by UID.
     pub pods: HashMap<Arc<str>, Placed>,
     /// The books that follow.
-    pub books: Books,
+    pub occupancy: NodeOccupancy,
     /// Counts up whenever the books change.
     pub generation: u64,
     shadow: Option<Inventory>,
@@ -57,24 +57,24 @@ pub struct Slot {
     stale: bool,
 }
 
-impl Slot {
+impl NodeInfo {
     /// The books without these pods, for preemption and for a pod that is already assumed here.
     #[must_use]
-    pub fn books_without(
+    pub fn occupancy_without(
         &self,
         without: impl Fn(&str) -> bool,
-    ) -> (gpu_migrate_model::ledger::Ledger, Books) {
+    ) -> (gpu_migrate_model::ledger::Ledger, NodeOccupancy) {
         let none = NodeFacts::default();
         let facts = self.facts.as_ref().unwrap_or(&none);
-        books(&self.inventory, facts, &self.found, self.pods.values(), without)
+        occupancy(&self.inventory, facts, &self.published, self.pods.values(), without)
     }
 
     /// The books with further pods on them, for trying out several.
     #[must_use]
-    pub fn books_with(&self, further: &[Placed]) -> Books {
+    pub fn occupancy_with(&self, further: &[Placed]) -> NodeOccupancy {
         let none = NodeFacts::default();
         let facts = self.facts.as_ref().unwrap_or(&none);
-        books(&self.inventory, facts, &self.found, self.pods.values().chain(further), |_| false).1
+        occupancy(&self.inventory, facts, &self.published, self.pods.values().chain(further), |_| false).1
     }
 
     /// Whether the node has the labels that the pod wants.
@@ -96,8 +96,8 @@ impl Slot {
         } else {
             self.reserved.clone()
         };
-        self.books = self.books_without(|_| false).1;
-        self.rooms = Rooms::of(&self.books, &self.inventory);
+        self.occupancy = self.occupancy_without(|_| false).1;
+        self.capacity = NodeCapacity::of(&self.occupancy, &self.inventory);
         self.generation += 1;
         self.stale = false;
     }
@@ -118,8 +118,8 @@ pub struct Assumption {
 #[derive(Debug)]
 struct Known {
     pod: Arc<PodFacts>,
-    /// Where it is on the books.
-    slot: Option<SlotId>,
+    /// Where it is on the occupancy.
+    info: Option<NodeId>,
 }
 
 /// Something that a waiting pod may use, for those who wake it.
@@ -134,8 +134,8 @@ pub struct Freed {
 /// Everything known.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    slots: Vec<Slot>,
-    by_name: HashMap<Arc<str>, SlotId, ahash::RandomState>,
+    nodes: Vec<NodeInfo>,
+    by_name: HashMap<Arc<str>, NodeId, ahash::RandomState>,
     pods: HashMap<Arc<str>, Known>,
     assumed: HashMap<Arc<str>, Assumption>,
     /// UIDs of the members of each gang.
@@ -165,9 +165,9 @@ impl Cluster {
     /// Makes the books of all slots that changed since [`Cluster::load`].
     pub fn settle(&mut self) {
         self.loading = false;
-        for id in 0..self.slots.len() {
-            if self.slots[id].stale {
-                self.settle_slot(id);
+        for id in 0..self.nodes.len() {
+            if self.nodes[id].stale {
+                self.rebuild_node(id);
             }
         }
     }
@@ -206,20 +206,20 @@ impl Cluster {
         let reserved: HashMap<_, _> = reserved.map(|pool| (pool.name, pool.reserved_cards)).collect();
         if reserved != self.reserved {
             self.reserved = reserved;
-            (0..self.slots.len()).for_each(|id| self.settle_slot(id));
+            (0..self.nodes.len()).for_each(|id| self.rebuild_node(id));
         }
         self.quotas.set(config.quotas);
-        for slot in &mut self.slots {
-            slot.contribution =
-                if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(slot) };
-            self.quotas.add(&slot.contribution);
+        for info in &mut self.nodes {
+            info.contribution =
+                if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(info) };
+            self.quotas.add(&info.contribution);
         }
     }
 
     /// How many nodes are known.
     #[must_use]
     pub fn node_count(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.facts.is_some()).count()
+        self.nodes.iter().filter(|info| info.facts.is_some()).count()
     }
 
     /// How many pods are known.
@@ -236,27 +236,27 @@ impl Cluster {
 
     /// The node of this name, if a Node object or a GPUShadow was seen.
     #[must_use]
-    pub fn slot(&self, name: &str) -> Option<&Slot> {
-        self.numbered_slot(name).map(|(_, slot)| slot)
+    pub fn node(&self, name: &str) -> Option<&NodeInfo> {
+        self.node_with_id(name).map(|(_, info)| info)
     }
 
     /// The same with its number.
     #[must_use]
-    pub fn numbered_slot(&self, name: &str) -> Option<(SlotId, &Slot)> {
+    pub fn node_with_id(&self, name: &str) -> Option<(NodeId, &NodeInfo)> {
         let id = *self.by_name.get(name)?;
-        let slot = &self.slots[id];
-        slot.known.then_some((id, slot))
+        let info = &self.nodes[id];
+        info.known.then_some((id, info))
     }
 
     /// How many numbers of nodes were given out.
     #[must_use]
-    pub fn slot_count(&self) -> usize {
-        self.slots.len()
+    pub fn node_id_count(&self) -> usize {
+        self.nodes.len()
     }
 
     /// All nodes.
-    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().filter(|slot| slot.known)
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.iter().filter(|info| info.known)
     }
 
     /// The pod with this UID.
@@ -273,13 +273,13 @@ impl Cluster {
     /// Whether the pod is on the books of some node: bound, or assumed.
     #[must_use]
     pub fn is_placed(&self, uid: &str) -> bool {
-        self.slot_of(uid).is_some()
+        self.node_of(uid).is_some()
     }
 
     /// The number of the node that the pod is on the books of.
     #[must_use]
-    pub fn slot_of(&self, uid: &str) -> Option<SlotId> {
-        self.pods.get(uid)?.slot
+    pub fn node_of(&self, uid: &str) -> Option<NodeId> {
+        self.pods.get(uid)?.info
     }
 
     /// The gangs that any pod belongs to.
@@ -301,34 +301,34 @@ impl Cluster {
 
     /// A Node was added or changed.
     pub fn set_node(&mut self, name: &str, facts: NodeFacts) {
-        let id = self.slot_id(name);
-        if self.slots[id].facts.as_ref() != Some(&facts) {
-            self.change(id, |slot| slot.facts = Some(facts));
+        let id = self.node_id(name);
+        if self.nodes[id].facts.as_ref() != Some(&facts) {
+            self.change(id, |info| info.facts = Some(facts));
         }
     }
 
     /// A Node is gone.
     pub fn remove_node(&mut self, name: &str) {
-        let id = self.slot_id(name);
-        self.change(id, |slot| slot.facts = None);
+        let id = self.node_id(name);
+        self.change(id, |info| info.facts = None);
     }
 
     /// A GPUShadow was added or changed.
     pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) {
-        let id = self.slot_id(name);
-        self.change(id, |slot| {
+        let id = self.node_id(name);
+        self.change(id, |info| {
             // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
-            slot.shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow.inventory);
-            slot.found = shadow.found;
+            info.shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow.inventory);
+            info.published = shadow.published;
         });
     }
 
     /// A GPUShadow is gone.
     pub fn remove_shadow(&mut self, name: &str) {
-        let id = self.slot_id(name);
-        self.change(id, |slot| {
-            slot.shadow = None;
-            slot.found = Vec::new();
+        let id = self.node_id(name);
+        self.change(id, |info| {
+            info.shadow = None;
+            info.published = Vec::new();
         });
     }
 
@@ -341,8 +341,8 @@ impl Cluster {
         }
         let Some(node) = pod.node.clone() else {
             // An older event than our own binding: the assumption stands.
-            let slot = self.pods.get(&uid).and_then(|known| known.slot);
-            self.pods.insert(uid, Known { pod, slot });
+            let info = self.pods.get(&uid).and_then(|known| known.info);
+            self.pods.insert(uid, Known { pod, info });
             return;
         };
         // Confirmed, or bound by someone else: either way the API says where it is.
@@ -363,9 +363,9 @@ impl Cluster {
                 self.gangs.remove(&gang.key);
             }
         }
-        if let Some(id) = known.and_then(|known| known.slot) {
-            self.change(id, |slot| {
-                slot.pods.remove(uid);
+        if let Some(id) = known.and_then(|known| known.info) {
+            self.change(id, |info| {
+                info.pods.remove(uid);
             });
         }
     }
@@ -389,80 +389,80 @@ impl Cluster {
         if self.assumed.remove(uid).is_none() {
             return;
         }
-        if let Some(id) = self.pods.get_mut(uid).and_then(|known| known.slot.take()) {
-            self.change(id, |slot| {
-                slot.pods.remove(uid);
+        if let Some(id) = self.pods.get_mut(uid).and_then(|known| known.info.take()) {
+            self.change(id, |info| {
+                info.pods.remove(uid);
             });
         }
     }
 
     /// The choices whose outcome should be looked up by now.
     #[must_use]
-    pub fn overdue(&self, now: Instant) -> Vec<Arc<PodFacts>> {
+    pub fn expired(&self, now: Instant) -> Vec<Arc<PodFacts>> {
         let late = self.assumed.iter().filter(|(_, assumption)| assumption.until <= now);
         late.filter_map(|(uid, _)| self.pods.get(uid).map(|known| Arc::clone(&known.pod))).collect()
     }
 
-    fn slot_id(&mut self, name: &str) -> SlotId {
+    fn node_id(&mut self, name: &str) -> NodeId {
         if let Some(id) = self.by_name.get(name) {
             return *id;
         }
-        let id = self.slots.len();
+        let id = self.nodes.len();
         let name: Arc<str> = Arc::from(name);
-        self.slots.push(Slot { name: Arc::clone(&name), ..Slot::default() });
+        self.nodes.push(NodeInfo { name: Arc::clone(&name), ..NodeInfo::default() });
         self.by_name.insert(name, id);
         id
     }
 
     fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) {
-        let id = self.slot_id(node);
+        let id = self.node_id(node);
         let uid = Arc::clone(&pod.uid);
-        let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), slot: Some(id) });
-        if let Some(old) = before.and_then(|known| known.slot).filter(|old| *old != id) {
-            self.change(old, |slot| {
-                slot.pods.remove(&uid);
+        let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), info: Some(id) });
+        if let Some(old) = before.and_then(|known| known.info).filter(|old| *old != id) {
+            self.change(old, |info| {
+                info.pods.remove(&uid);
             });
         }
         if pod.kind == PodKind::Plain {
             return;
         }
-        let same = self.slots[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
+        let same = self.nodes[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
         if same {
             // Most updates of a running pod: nothing that the books depend on.
-            self.slots[id].pods.insert(uid, Placed { pod, cards });
+            self.nodes[id].pods.insert(uid, Placed { pod, cards });
             return;
         }
-        self.change(id, |slot| {
-            slot.pods.insert(uid, Placed { pod, cards });
+        self.change(id, |info| {
+            info.pods.insert(uid, Placed { pod, cards });
         });
     }
 
-    fn settle_slot(&mut self, id: SlotId) {
-        let slot = &mut self.slots[id];
-        let pool = slot.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
-        slot.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
-        slot.settle();
+    fn rebuild_node(&mut self, id: NodeId) {
+        let info = &mut self.nodes[id];
+        let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
+        info.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
+        info.settle();
         if !self.quotas.is_empty() {
-            self.quotas.take_back(&slot.contribution);
-            slot.contribution = quota::contribution(slot);
-            self.quotas.add(&slot.contribution);
+            self.quotas.take_back(&info.contribution);
+            info.contribution = quota::contribution(info);
+            self.quotas.add(&info.contribution);
         }
     }
 
-    /// Changes a slot and makes its books anew.
-    fn change(&mut self, id: SlotId, edit: impl FnOnce(&mut Slot)) {
-        let slot = &mut self.slots[id];
-        edit(slot);
-        slot.known = slot.facts.is_some() || slot.shadow.is_some();
+    /// Changes a info and makes its books anew.
+    fn change(&mut self, id: NodeId, edit: impl FnOnce(&mut NodeInfo)) {
+        let info = &mut self.nodes[id];
+        edit(info);
+        info.known = info.facts.is_some() || info.shadow.is_some();
         if self.loading {
-            slot.stale = true;
+            info.stale = true;
             return;
         }
-        let before = slot.rooms.clone();
-        self.settle_slot(id);
-        let slot = &self.slots[id];
-        if slot.rooms.more_than(&before) {
-            let name = Arc::clone(&slot.name);
+        let before = info.capacity.clone();
+        self.rebuild_node(id);
+        let info = &self.nodes[id];
+        if info.capacity.more_than(&before) {
+            let name = Arc::clone(&info.name);
             self.free(Some(name));
         }
     }

@@ -154,7 +154,7 @@ impl Default for Inventory {
 
 /// A hold that the node's bridge published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PublishedHold {
     /// Who.
     pub holder: HolderId,
     /// Where.
@@ -169,7 +169,7 @@ pub struct ShadowFacts {
     /// The cards.
     pub inventory: Inventory,
     /// Who holds them.
-    pub found: Vec<Found>,
+    pub published: Vec<PublishedHold>,
 }
 
 impl ShadowFacts {
@@ -186,9 +186,9 @@ impl ShadowFacts {
             if card.state == CardState::Cordoned {
                 facts.inventory.cordoned.push(index);
             }
-            facts.found.extend(card.holders.iter().map(|holder| {
+            facts.published.extend(card.holders.iter().map(|holder| {
                 let (holder, hold) = holder.hold();
-                Found { holder, card: index, hold }
+                PublishedHold { holder, card: index, hold }
             }));
         }
         facts.inventory.cards = status.cards.iter().map(|card| card.card.clone()).collect();
@@ -210,14 +210,14 @@ pub struct Placed {
 
 /// The books of a node.
 #[derive(Clone, Debug, Default)]
-pub struct Books {
+pub struct NodeOccupancy {
     /// Its cards and what is left on them.
     pub cards: Vec<CardView>,
     /// Free cards that are somebody's although it is not known which (DESIGN decision 6): so many must stay free.
-    pub promised: u32,
+    pub unattributed: u32,
 }
 
-impl Books {
+impl NodeOccupancy {
     /// The cards as shares see them: those reserved for legacy pods are closed.
     #[must_use]
     pub fn for_shares(&self, inventory: &Inventory) -> Cow<'_, [CardView]> {
@@ -231,11 +231,11 @@ impl Books {
         Cow::Owned(cards)
     }
 
-    /// Cards that nobody holds, less those promised.
+    /// Cards that nobody holds, less those unattributed.
     #[must_use]
     pub fn free_cards(&self) -> u32 {
         let free = self.cards.iter().filter(|card| card.is_free()).count();
-        u32::try_from(free).unwrap_or(u32::MAX).saturating_sub(self.promised)
+        u32::try_from(free).unwrap_or(u32::MAX).saturating_sub(self.unattributed)
     }
 
     /// Cards found in breach of an invariant.
@@ -250,13 +250,13 @@ impl Books {
 /// The truth about a container is, in this order: the node's own bridge (GPUShadow), its annotations, and else only
 /// how much it has. A hold that the bridge still publishes counts although its pod is gone (I3).
 #[must_use]
-pub fn books<'a>(
+pub fn occupancy<'a>(
     inventory: &Inventory,
     facts: &NodeFacts,
-    found: &[Found],
+    published: &[PublishedHold],
     placed: impl Iterator<Item = &'a Placed>,
     without: impl Fn(&str) -> bool,
-) -> (Ledger, Books) {
+) -> (Ledger, NodeOccupancy) {
     let mut ledger = Ledger::new(inventory.cards.clone());
     for card in &inventory.unhealthy {
         ledger.set_health(*card, Health::Unhealthy);
@@ -270,11 +270,11 @@ pub fn books<'a>(
         }
     }
     let mut seen: HashSet<&HolderId> = HashSet::new();
-    for hold in found.iter().filter(|hold| !without(&hold.holder.pod_uid)) {
+    for hold in published.iter().filter(|hold| !without(&hold.holder.pod_uid)) {
         ledger.record(&hold.holder, hold.card, hold.hold.clone());
         seen.insert(&hold.holder);
     }
-    let legacy: HashSet<CardIndex> = found
+    let legacy: HashSet<CardIndex> = published
         .iter()
         .filter(|hold| !without(&hold.holder.pod_uid) && !matches!(hold.hold, Hold::Share { .. }))
         .map(|hold| hold.card)
@@ -287,10 +287,10 @@ pub fn books<'a>(
     // Withheld cards are mostly those of legacy pods, whether their card is known or not.
     let legacy = cards.iter().filter(|card| card.state == CardState::Legacy).count();
     let withheld = inventory.withheld.saturating_sub(u32::try_from(legacy).unwrap_or(u32::MAX));
-    (ledger, Books { cards, promised: unknown.max(withheld) })
+    (ledger, NodeOccupancy { cards, unattributed: unknown.max(withheld) })
 }
 
-/// Writes one pod into the books; returns for how many of its cards it is not known which they are. A share that we chose one of
+/// Writes one pod into the occupancy; returns for how many of its cards it is not known which they are. A share that we chose one of
 /// the `legacy` cards for came too late: its node will give it another, nobody knows yet which.
 fn record(
     ledger: &mut Ledger,

@@ -11,7 +11,7 @@ use gpu_migrate_model::card::same_model;
 use gpu_migrate_model::crd::Quota;
 use gpu_migrate_model::names;
 
-use super::Slot;
+use super::NodeInfo;
 use super::pod::PodFacts;
 
 /// What quotas tell nodes apart by.
@@ -92,7 +92,7 @@ impl Quotas {
         self.limits.iter().any(|quota| quota.namespace == namespace)
     }
 
-    /// New limits. The sums start from nothing: every slot has to contribute again.
+    /// New limits. The sums start from nothing: every info has to contribute again.
     pub(super) fn set(&mut self, limits: Vec<Quota>) {
         self.limits = limits;
         self.used.clear();
@@ -157,26 +157,26 @@ fn applies(pool: &Option<String>, model: &Option<String>, place: &Place) -> bool
 impl Exceeded {
     /// Whether the quota speaks of this node.
     #[must_use]
-    pub fn applies_to(&self, slot: &Slot) -> bool {
-        applies(&self.pool, &self.model, &place(slot))
+    pub fn applies_to(&self, info: &NodeInfo) -> bool {
+        applies(&self.pool, &self.model, &place(info))
     }
 }
 
-fn place(slot: &Slot) -> Place {
-    let pool = slot.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
-    let model = slot.inventory.cards.first().map(|card| card.model.as_str());
+fn place(info: &NodeInfo) -> Place {
+    let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
+    let model = info.inventory.cards.first().map(|card| card.model.as_str());
     Place { pool: pool.map(|pool| Arc::from(pool.as_str())), model: Arc::from(model.unwrap_or("")) }
 }
 
-/// What `slot` contributes.
-pub(super) fn contribution(slot: &Slot) -> Contribution {
+/// What `info` contributes.
+pub(super) fn contribution(info: &NodeInfo) -> Contribution {
     let mut by_namespace: Vec<(Arc<str>, Used)> = Vec::new();
-    for placed in slot.pods.values() {
+    for placed in info.pods.values() {
         let used = Used::by(std::iter::once(&*placed.pod));
         match by_namespace.iter_mut().find(|(namespace, _)| *namespace == placed.pod.namespace) {
             Some((_, sum)) => *sum = sum.plus(used),
             None => by_namespace.push((Arc::clone(&placed.pod.namespace), used)),
         }
     }
-    Contribution { place: place(slot), by_namespace }
+    Contribution { place: place(info), by_namespace }
 }

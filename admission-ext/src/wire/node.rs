@@ -97,7 +97,7 @@ struct NameOfObject<'n, 'a>(&'n mut Option<Text<'a>>);
 struct NameOfMeta<'n, 'a>(&'n mut Option<Text<'a>>);
 
 macro_rules! seek {
-    ($seeker:ident, $field:literal, |$map:ident, $slot:ident| $take:expr) => {
+    ($seeker:ident, $field:literal, |$map:ident, $info:ident| $take:expr) => {
         impl<'de: 'a, 'a> DeserializeSeed<'de> for $seeker<'_, 'a> {
             type Value = ();
             fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -110,11 +110,11 @@ macro_rules! seek {
                 f.write_str("an object with metadata.name")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut $map: A) -> Result<(), A::Error> {
-                let $slot = self.0;
+                let $info = self.0;
                 while let Some(key) = $map.next_key::<Text<'de>>()? {
                     if &*key == $field {
                         $take;
-                        if $slot.is_some() {
+                        if $info.is_some() {
                             return Err(serde::de::Error::custom("found"));
                         }
                     } else {
@@ -126,5 +126,5 @@ macro_rules! seek {
         }
     };
 }
-seek!(NameOfObject, "metadata", |map, slot| map.next_value_seed(NameOfMeta(slot))?);
-seek!(NameOfMeta, "name", |map, slot| *slot = Some(map.next_value()?));
+seek!(NameOfObject, "metadata", |map, info| map.next_value_seed(NameOfMeta(info))?);
+seek!(NameOfMeta, "name", |map, info| *info = Some(map.next_value()?));

@@ -34,7 +34,7 @@ fn binding(engine: &Arc<Engine>, pod: &Value, node: &'static str) -> JoinHandle<
 }
 
 fn placed(engine: &Engine) -> usize {
-    engine.read(|cluster| cluster.slot("a").unwrap().pods.len())
+    engine.read(|cluster| cluster.node("a").unwrap().pods.len())
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn of_two_gangs_that_need_more_than_half_the_second_waits_for_the_first() 
     let mut items = vec![node("a", 4, 16)];
     items.extend(one.iter().chain(&two).cloned());
     let engine = start(&items, 5_000);
-    // Both pass filter before either has begun; their binds come mixed.
+    // Both pass filter before either has started; their binds come mixed.
     for pod in one.iter().chain(&two) {
         assert_eq!(passing(&engine, pod, &["a"]), ["a"]);
     }
@@ -197,7 +197,7 @@ impl Api for Noting {
     async fn look_up(&self, _: &str, _: &str, _: &str) -> Result<Found, String> {
         Ok(Found::Gone)
     }
-    async fn touch_node(&self, _: &str) -> Result<(), String> {
+    async fn requeue_pods_of(&self, _: &str) -> Result<(), String> {
         Ok(())
     }
     async fn lift_gate(&self, pod: &PodFacts) -> Result<(), String> {

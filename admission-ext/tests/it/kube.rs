@@ -115,7 +115,7 @@ async fn a_node_is_touched_by_one_annotation() {
     let (client, mut handle) = mocked();
     let server =
         tokio::spawn(async move { answer(&mut handle, 200, json!({"metadata": {"name": "a"}})).await });
-    api(client).touch_node("a").await.unwrap();
+    api(client).requeue_pods_of("a").await.unwrap();
     let (method, path, body) = server.await.unwrap();
     assert_eq!((method.as_str(), path.as_str()), ("PATCH", "/api/v1/nodes/a?"));
     assert!(body["metadata"]["annotations"]["gpu-migrate.io/cards-generation"].is_string());
@@ -230,8 +230,8 @@ async fn lists_and_events_become_books() {
     until("synced", || engine.is_ready()).await;
     let left = || {
         engine.read(|cluster| {
-            let slot = cluster.slot("a").unwrap();
-            slot.books.cards.iter().map(|card| card.cores_left.0).collect::<Vec<_>>()
+            let info = cluster.node("a").unwrap();
+            info.occupancy.cards.iter().map(|card| card.cores_left.0).collect::<Vec<_>>()
         })
     };
     until("the finished pod gone and the new one placed", || left() == [100, 70]).await;

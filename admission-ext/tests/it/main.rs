@@ -7,6 +7,6 @@ mod gangs;
 mod http;
 mod kube;
 mod properties;
+mod requeue;
 mod tls;
 mod verbs;
-mod wake;

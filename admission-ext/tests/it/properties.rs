@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::decide::placement;
 use gpu_migrate_admission_ext::engine::{Clock, Engine, Now, Settings};
-use gpu_migrate_admission_ext::score::Order;
+use gpu_migrate_admission_ext::state::capacity::RequestSummary;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
-use gpu_migrate_admission_ext::state::room::Glance;
+use gpu_migrate_model::score::ScoringStrategy;
 use proptest::prelude::*;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -79,9 +79,9 @@ proptest! {
         let engine = engine(&items);
         let facts = facts(&pod);
         engine.read(|cluster| {
-            let slot = cluster.slot("a").unwrap();
-            let Some(look) = slot.rooms.look(Glance::of(&facts)) else { return Ok(()) };
-            let placed = placement(&slot.inventory, &slot.books, &facts).map(|_| ());
+            let info = cluster.node("a").unwrap();
+            let Some(look) = info.capacity.fast_fit(RequestSummary::of(&facts)) else { return Ok(()) };
+            let placed = placement(&info.inventory, &info.occupancy, &facts).map(|_| ());
             prop_assert_eq!(look, placed);
             Ok(())
         })?;
@@ -110,7 +110,7 @@ proptest! {
         let mut items = items;
         items.push(pod.clone());
         let settings = Settings {
-            order: [Order::Binpack, Order::Fragmentation, Order::Spread][order],
+            scoring: [ScoringStrategy::Binpack, ScoringStrategy::Fragmentation, ScoringStrategy::Spread][order],
             ..Settings::default()
         };
         let engine = engine_with(Arc::new(Flaky::new(1, 0)), settings, &items);
@@ -119,8 +119,8 @@ proptest! {
         let error = runtime.block_on(bind(&engine, &pod, "a"));
         prop_assert_eq!(passes, error.is_empty(), "{}", error);
         engine.read(|cluster| {
-            let slot = cluster.slot("a").unwrap();
-            let (ledger, _) = slot.books_without(|_| false);
+            let info = cluster.node("a").unwrap();
+            let (ledger, _) = info.occupancy_without(|_| false);
             prop_assert_eq!(ledger.check(), Ok(()));
             Ok(())
         })?;
@@ -160,14 +160,14 @@ impl Flaky {
         })
     }
 
-    /// Lets `doubt` pass and has the doubts resolved, again and again.
+    /// Lets `doubt` pass and has the unconfirmed resolved, again and again.
     async fn pass(&self, engine: Arc<Engine>) {
-        let doubt = u64::try_from(engine.settings().doubt.as_millis()).unwrap();
+        let doubt = u64::try_from(engine.settings().unconfirmed_timeout.as_millis()).unwrap();
         loop {
             let none = self.on_the_way.write().await;
             self.time.fetch_add(doubt + 1, Ordering::AcqRel);
             drop(none);
-            engine.resolve_doubts().await;
+            engine.resolve_unconfirmed().await;
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
@@ -230,7 +230,7 @@ impl Api for Flaky {
         Ok(Found::Pod(Box::new(self.pod(name, uid))))
     }
 
-    async fn touch_node(&self, _: &str) -> Result<(), String> {
+    async fn requeue_pods_of(&self, _: &str) -> Result<(), String> {
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::Memory;
 use gpu_migrate_admission_ext::engine::{Leads, Settings};
-use gpu_migrate_admission_ext::score::Order;
 use gpu_migrate_admission_ext::state::node::ShadowFacts;
+use gpu_migrate_model::score::ScoringStrategy;
 use serde_json::json;
 
 use crate::common::*;
@@ -125,7 +125,7 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
     let expected =
         json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 6}, {"Host": "busy", "Score": 10}]);
     assert_eq!(scores(&binpack), expected);
-    let settings = Settings { order: Order::Spread, ..Default::default() };
+    let settings = Settings { scoring: ScoringStrategy::Spread, ..Default::default() };
     let spread = engine_with(Arc::new(Memory::default()), settings, &items);
     assert_eq!(scores(&spread)[0], json!({"Host": "empty", "Score": 10}));
 }
@@ -222,7 +222,7 @@ async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
     assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
 }
 
-/// The node gave a legacy pod the card that a share was just promised: the share will get another one, so that is nobody else's.
+/// The node gave a legacy pod the card that a share was just unattributed: the share will get another one, so that is nobody else's.
 #[tokio::test]
 async fn a_share_that_lost_its_card_to_a_legacy_pod_keeps_one_card_closed() {
     let (moved, late) = (shared("moved", &[(70, 4)]), shared("late", &[(80, 4)]));
@@ -408,8 +408,8 @@ async fn by_fragmentation_a_card_that_the_usual_share_still_fits_on_is_spared() 
     items.extend(
         (0..16).map(|at| bound(shared(&format!("u{at}"), &[(50, 1)]), "elsewhere", &(at / 2).to_string())),
     );
-    for (order, expected) in [(Order::Binpack, 1), (Order::Fragmentation, 0)] {
-        let settings = Settings { order, ..Settings::default() };
+    for (order, expected) in [(ScoringStrategy::Binpack, 1), (ScoringStrategy::Fragmentation, 0)] {
+        let settings = Settings { scoring: order, ..Settings::default() };
         let engine = engine_with(Arc::new(Memory::default()), settings, &items);
         let pod = shared("p", &[(10, 1)]);
         prioritize(&engine, &pod, &["a", "elsewhere"]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::room::Shape;
+use super::capacity::Shape;
 
 /// A request counts half after this many later ones.
 const HALF_LIFE: u32 = 2_000;
@@ -101,11 +101,11 @@ impl FromIterator<Shape> for Mix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::room::Want;
+    use crate::score::capacity::CardRequest;
     use crate::units::{Blocks, Cores};
 
     fn share(cores: u32) -> Shape {
-        Shape::cards(Want::Share { cores: Cores(cores), blocks: Blocks::ZERO })
+        Shape::cards(CardRequest::Share { cores: Cores(cores), blocks: Blocks::ZERO })
     }
 
     #[test]

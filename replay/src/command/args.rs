@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use gpu_migrate_model::score::Order;
+use gpu_migrate_model::score::ScoringStrategy;
 
 use crate::trace::replay::{MixSource, PlainPods, Policy};
 
@@ -26,9 +26,15 @@ pub struct SimulateArgs {
     /// Blocks of 256 MiB for one card; by default the same part of a card's memory as of its cores.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N", help_heading = "Snapshot of a cluster")]
     pub blocks: Option<u32>,
-    /// How the extender compares places.
-    #[arg(long, value_enum, default_value_t, value_name = "ORDER", help_heading = "Snapshot of a cluster")]
-    pub score: ScoreOrder,
+    /// Which of the nodes and cards that fit is best, as the extender's `--scoring`.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "STRATEGY",
+        help_heading = "Snapshot of a cluster"
+    )]
+    pub scoring: ScoringStrategy,
 
     /// Nodes of a trace, CSV: sn, cpu_milli, memory_mib, gpu, model.
     #[arg(long, value_name = "FILE", requires = "trace_pods", help_heading = "Replay of a trace")]
@@ -61,34 +67,6 @@ pub struct SimulateArgs {
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
     pub output: Output,
-}
-
-/// How the extender compares places, as its `--score` says it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum ScoreOrder {
-    /// Fill the fullest node and card.
-    #[default]
-    Binpack,
-    /// Least CPU and compute left.
-    BestFit,
-    /// Fragmentation gradient descent.
-    Fragmentation,
-    /// Least loss of what the usual requests could still use.
-    Outlook,
-    /// Emptiest node first.
-    Spread,
-}
-
-impl From<ScoreOrder> for Order {
-    fn from(order: ScoreOrder) -> Self {
-        match order {
-            ScoreOrder::Binpack => Self::Binpack,
-            ScoreOrder::BestFit => Self::BestFit,
-            ScoreOrder::Fragmentation => Self::Fragmentation,
-            ScoreOrder::Outlook => Self::Outlook,
-            ScoreOrder::Spread => Self::Spread,
-        }
-    }
 }
 
 /// Forms of the result.
@@ -171,11 +149,11 @@ Examples:
   gpu-migrate simulate --trace-nodes nodes.csv --trace-pods pods.csv --plain-pods spread --mix observed
 
 Policies:
-  random     any node and card that fits
-  best-fit   least CPU and GPU left afterwards
-  binpack    least GPU left before; gpu-admission's, and the extender's default
-  fgd        fragmentation gradient descent (USENIX ATC '23), as published
-  outlook    least loss of what the usual requests could still use: the extender's --score outlook";
+  random      any node and card that fits
+  best-fit    least CPU and GPU left afterwards
+  binpack     least GPU left before; gpu-admission's, and the extender's default
+  fgd         fragmentation gradient descent (USENIX ATC '23), as published
+  lookahead   least loss of what the usual requests could still use: the extender's --scoring lookahead";
 
 #[cfg(test)]
 mod tests {
@@ -203,7 +181,7 @@ mod tests {
         assert!(parse("x --trace-nodes n").is_err());
         assert!(parse("x --snapshot s --trace-nodes n --trace-pods p").is_err());
         assert!(parse("x --trace-nodes n --trace-pods p --ratio 0").is_err());
-        let args = parse("x --trace-nodes n --trace-pods p --policy outlook,random").unwrap();
-        assert_eq!(args.policies(), [Policy::Random, Policy::Outlook]);
+        let args = parse("x --trace-nodes n --trace-pods p --policy lookahead,random").unwrap();
+        assert_eq!(args.policies(), [Policy::Random, Policy::Lookahead]);
     }
 }

@@ -132,7 +132,7 @@ fn gains(args: &SimulateArgs, file: &Path) -> Result<String, SimulateError> {
             })
             .collect::<Result<_, _>>()?,
     };
-    let gains = plans.iter().map(|plan| migrate(&snapshot, plan, args.score.into(), &dialect));
+    let gains = plans.iter().map(|plan| migrate(&snapshot, plan, args.scoring, &dialect));
     let gains = gains.collect::<Result<Vec<_>, _>>()?;
     Ok(match args.output {
         Output::Table => table(&snapshot, &gains),

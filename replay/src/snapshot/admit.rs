@@ -82,7 +82,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpu_migrate_model::score::Host;
+    use gpu_migrate_model::score::HostResources;
     use serde_json::{Value, json};
 
     fn node() -> SnapshotNode {
@@ -94,7 +94,7 @@ mod tests {
             cards: 1,
             product: String::new(),
             card_memory_mib: None,
-            host: Host::AMPLE,
+            host: HostResources::UNLIMITED,
         }
     }
 

@@ -7,7 +7,7 @@ use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::place::Constraints;
-use gpu_migrate_model::score::{Fragmentation, Mix, ModelSet, Room};
+use gpu_migrate_model::score::{Fragmentation, FreeCapacity, Mix, ModelSet};
 use gpu_migrate_model::units::MIB_PER_BLOCK;
 
 use super::read::{Snapshot, SnapshotNode, SnapshotPod};
@@ -91,19 +91,19 @@ impl Books {
         let fragmentation = Fragmentation::new(mix);
         let mut usage = Usage::default();
         for node in &self.nodes {
-            let room = node.room();
+            let capacity = node.capacity();
             usage.cards += count(node.cards().len());
             usage.held += count(node.cards().iter().filter(|card| card.holders > 0).count());
-            usage.idle += f64::from(room.cores()) / 100.0;
-            usage.fragmented += fragmentation.of(&room) / 100.0;
+            usage.idle += f64::from(capacity.cores()) / 100.0;
+            usage.fragmented += fragmentation.of(&capacity) / 100.0;
         }
         usage
     }
 
     /// The nodes as they are when empty.
     #[must_use]
-    pub fn fleet(snapshot: &Snapshot) -> Vec<Room> {
-        snapshot.nodes.iter().map(|node| empty(node).room()).collect()
+    pub fn fleet(snapshot: &Snapshot) -> Vec<FreeCapacity> {
+        snapshot.nodes.iter().map(|node| empty(node).capacity()).collect()
     }
 }
 

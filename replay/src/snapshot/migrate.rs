@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpu_migrate_model::ask::{AskError, PodAsk, PodKind};
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::Constraints;
-use gpu_migrate_model::score::{Choice, Memo, Mix, Order, Scorer, Shape};
+use gpu_migrate_model::score::{Choice, Mix, ScoreCache, Scorer, ScoringStrategy, Shape};
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::Value;
@@ -65,7 +65,12 @@ struct Rewritten {
 ///
 /// # Errors
 /// [`BindError`] if a score chose what placement or the books refuse: a bug.
-pub fn migrate(snapshot: &Snapshot, plan: &Plan, order: Order, dialect: &Dialect) -> Result<Gain, BindError> {
+pub fn migrate(
+    snapshot: &Snapshot,
+    plan: &Plan,
+    order: ScoringStrategy,
+    dialect: &Dialect,
+) -> Result<Gain, BindError> {
     let (books, mut notes) = Books::of(snapshot, dialect);
     let legacy: Vec<(&SnapshotPod, Result<Rewritten, String>)> = snapshot
         .pods
@@ -75,8 +80,8 @@ pub fn migrate(snapshot: &Snapshot, plan: &Plan, order: Order, dialect: &Dialect
         .collect();
     let (now, then) = mixes(snapshot, &legacy, dialect);
     let before = books.usage(&now);
-    let memo = Memo::new(Scorer::new(order, &then, &Books::fleet(snapshot)), snapshot.nodes.len());
-    let mut mover = Mover { snapshot, books, memo };
+    let cache = ScoreCache::new(Scorer::new(order, &then, &Books::fleet(snapshot)), snapshot.nodes.len());
+    let mut mover = Mover { snapshot, books, cache };
     let mut workloads: BTreeMap<(&str, &str), Workload> = BTreeMap::new();
     for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_some()) {
         let Some(home) = mover.books.home(pod) else {
@@ -170,7 +175,7 @@ fn as_created(value: &Value, everywhere: bool) -> Value {
 struct Mover<'s> {
     snapshot: &'s Snapshot,
     books: Books,
-    memo: Memo,
+    cache: ScoreCache,
 }
 
 impl Mover<'_> {
@@ -211,7 +216,7 @@ impl Mover<'_> {
         let mut refused: BTreeMap<String, u32> = BTreeMap::new();
         for (at, known) in self.snapshot.nodes.iter().enumerate() {
             match self.look(at, admit(known, &rewritten.spec), rewritten) {
-                Ok(choice) if best.is_none_or(|(_, other)| choice.merit > other.merit) => {
+                Ok(choice) if best.is_none_or(|(_, other)| choice.score > other.score) => {
                     best = Some((at, choice));
                 }
                 Ok(_) => {}
@@ -231,13 +236,13 @@ impl Mover<'_> {
         let node = &self.books.nodes[at];
         let choice = match &pod.shape {
             Some(shape) => {
-                let room = || node.fits(&pod.request).then(|| node.room());
-                self.memo.row(shape).choose(at, node.version(), room)
+                let capacity = || node.fits(&pod.request).then(|| node.capacity());
+                self.cache.row(shape).choose(at, node.version(), capacity)
             }
             // Several containers: by how full the node is, for want of one shape.
-            None => {
-                node.fits(&pod.request).then(|| Choice { card: None, merit: -f64::from(node.room().cores()) })
-            }
+            None => node
+                .fits(&pod.request)
+                .then(|| Choice { card: None, score: -f64::from(node.capacity().cores()) }),
         };
         choice.ok_or_else(|| match node.place(&pod.request) {
             Err(refusal) => refusal.to_string(),

@@ -44,7 +44,7 @@ impl Plan {
     }
 
     /// One ratio for every pod. Without `blocks`, a card's part of its memory: of the smallest card for pods that do not say which
-    /// product they want.
+    /// product they request.
     ///
     /// # Errors
     /// A ratio that the webhook would not accept.

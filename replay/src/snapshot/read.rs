@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::quantity::Quantity as Amount;
-use gpu_migrate_model::score::Host;
+use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::units::Cores;
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -30,7 +30,7 @@ pub struct SnapshotNode {
     /// Memory of each, in MiB, where it is known.
     pub card_memory_mib: Option<u64>,
     /// CPU and memory for pods.
-    pub host: Host,
+    pub host: HostResources,
 }
 
 /// A pod that has not ended.
@@ -45,7 +45,7 @@ pub struct SnapshotPod {
     /// Where it runs.
     pub node: Option<String>,
     /// CPU and memory that the scheduler reserves for it.
-    pub host: Host,
+    pub host: HostResources,
     /// As the API server gave it.
     pub pod: Pod,
     /// The same as JSON, for the webhook.
@@ -168,7 +168,7 @@ impl SnapshotNode {
             taints: taints(spec.taints.unwrap_or_default(), spec.unschedulable == Some(true)),
             labels,
             cards: u32::try_from(cards).unwrap_or(u32::MAX),
-            host: Host {
+            host: HostResources {
                 cpu_milli: milli(allocatable.get("cpu")).unwrap_or(u32::MAX),
                 memory_mib: mib(allocatable.get("memory")).unwrap_or(u32::MAX),
             },
@@ -221,16 +221,16 @@ fn workload(pod: &Pod) -> String {
 
 /// What the scheduler reserves: the larger of what runs together and of each init container with the sidecars before
 /// it, and the overhead (KEP-753).
-fn reserved(spec: &PodSpec) -> Host {
-    let plus = |one: Host, other: Host| Host {
+fn reserved(spec: &PodSpec) -> HostResources {
+    let plus = |one: HostResources, other: HostResources| HostResources {
         cpu_milli: one.cpu_milli.saturating_add(other.cpu_milli),
         memory_mib: one.memory_mib.saturating_add(other.memory_mib),
     };
-    let larger = |one: Host, other: Host| Host {
+    let larger = |one: HostResources, other: HostResources| HostResources {
         cpu_milli: one.cpu_milli.max(other.cpu_milli),
         memory_mib: one.memory_mib.max(other.memory_mib),
     };
-    let (mut sidecars, mut peak) = (Host::NONE, Host::NONE);
+    let (mut sidecars, mut peak) = (HostResources::NONE, HostResources::NONE);
     for container in spec.init_containers.iter().flatten() {
         if container.restart_policy.as_deref() == Some("Always") {
             sidecars = plus(sidecars, requested(container));
@@ -239,20 +239,20 @@ fn reserved(spec: &PodSpec) -> Host {
         }
     }
     let running = spec.containers.iter().map(requested).fold(sidecars, plus);
-    let overhead = spec.overhead.as_ref().map_or(Host::NONE, |overhead| Host {
+    let overhead = spec.overhead.as_ref().map_or(HostResources::NONE, |overhead| HostResources {
         cpu_milli: milli(overhead.get("cpu")).unwrap_or(0),
         memory_mib: mib(overhead.get("memory")).unwrap_or(0),
     });
     plus(larger(peak, running), overhead)
 }
 
-fn requested(container: &Container) -> Host {
+fn requested(container: &Container) -> HostResources {
     let resources = container.resources.as_ref();
     let of = |name: &str| {
         let requests = resources.and_then(|resources| resources.requests.as_ref()?.get(name));
         requests.or_else(|| resources.and_then(|resources| resources.limits.as_ref()?.get(name)))
     };
-    Host { cpu_milli: milli(of("cpu")).unwrap_or(0), memory_mib: mib(of("memory")).unwrap_or(0) }
+    HostResources { cpu_milli: milli(of("cpu")).unwrap_or(0), memory_mib: mib(of("memory")).unwrap_or(0) }
 }
 
 fn amount(quantity: Option<&Quantity>) -> Option<Amount> {

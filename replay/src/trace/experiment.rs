@@ -57,21 +57,21 @@ pub fn run(
     let next = AtomicUsize::new(0);
     let mut replays: Vec<Vec<(Replay, Duration)>> = vec![Vec::new(); policies.len()];
     std::thread::scope(|scope| {
-        let (said, hear) = mpsc::channel();
+        let (results, received) = mpsc::channel();
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
-            let (said, next, jobs) = (said.clone(), &next, &jobs);
+            let (results, next, jobs) = (results.clone(), &next, &jobs);
             scope.spawn(move || {
                 while let Some((policy, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let began = Instant::now();
                     let replay = setup.replay(policies[*policy], *seed);
-                    if said.send((*policy, *seed, replay, began.elapsed())).is_err() {
+                    if results.send((*policy, *seed, replay, began.elapsed())).is_err() {
                         return;
                     }
                 }
             });
         }
-        drop(said);
-        for (policy, seed, replay, time) in hear {
+        drop(results);
+        for (policy, seed, replay, time) in received {
             replays[policy].push((replay?, time));
             done(policies[policy], seed);
         }

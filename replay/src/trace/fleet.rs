@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand, PodAsk};
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::place::Constraints;
-use gpu_migrate_model::score::{Host, ModelSet, Shape, Want};
+use gpu_migrate_model::score::{CardRequest, HostResources, ModelSet, Shape};
 use gpu_migrate_model::units::{Blocks, Cores};
 
 use super::read::{TraceNode, TracePod};
@@ -56,7 +56,7 @@ impl Requests {
     /// The requests of these pods.
     #[must_use]
     pub fn of(pods: &[TracePod], models: &mut Models) -> Self {
-        let mut known: HashMap<(Cores, Host, &[String]), usize> = HashMap::new();
+        let mut known: HashMap<(Cores, HostResources, &[String]), usize> = HashMap::new();
         let mut requests = Self::default();
         for pod in pods {
             let at = *known.entry((pod.cores, pod.host, pod.models.as_slice())).or_insert_with(|| {
@@ -78,7 +78,7 @@ fn asked(pod: &TracePod, models: &mut Models) -> Asked {
             constraints: Constraints { models: pod.models.clone(), ..Constraints::default() },
             host: pod.host,
         },
-        shape: Shape { want: Want::of(demand), host: pod.host, models: models.set(&pod.models) },
+        shape: Shape { request: CardRequest::of(demand), host: pod.host, models: models.set(&pod.models) },
     }
 }
 

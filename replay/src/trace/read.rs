@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gpu_migrate_model::score::Host;
+use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::units::Cores;
 use serde::Deserialize;
 
@@ -17,7 +17,7 @@ pub struct TraceNode {
     /// Its name.
     pub name: String,
     /// Its CPU and memory.
-    pub host: Host,
+    pub host: HostResources,
     /// How many cards.
     pub cards: u32,
     /// Their model.
@@ -30,7 +30,7 @@ pub struct TracePod {
     /// Its name.
     pub name: String,
     /// CPU and memory that it asks for.
-    pub host: Host,
+    pub host: HostResources,
     /// Cores on all its cards together: below 100 a share of one, else whole cards.
     pub cores: Cores,
     /// Models that will do; empty: any.
@@ -152,7 +152,7 @@ fn rows<T: for<'de> Deserialize<'de>>(
 }
 
 fn node(row: NodeRow) -> TraceNode {
-    let host = Host { cpu_milli: row.cpu_milli, memory_mib: row.memory_mib };
+    let host = HostResources { cpu_milli: row.cpu_milli, memory_mib: row.memory_mib };
     TraceNode { name: row.sn, host, cards: row.gpu, model: row.model }
 }
 
@@ -167,7 +167,7 @@ fn pod(path: &Path, row: PodRow) -> Result<TracePod, TraceError> {
     };
     Ok(TracePod {
         name,
-        host: Host { cpu_milli, memory_mib },
+        host: HostResources { cpu_milli, memory_mib },
         cores,
         models: gpu_spec.split('|').filter(|model| !model.is_empty()).map(str::to_owned).collect(),
         rounded: !gpu_milli.is_multiple_of(MILLI_PER_CORE),

@@ -1,6 +1,8 @@
 //! One replay: one policy, one order of arrival.
 
-use gpu_migrate_model::score::{Fragmentation, Memo, Mix, Order, Room, Scorer, Want};
+use gpu_migrate_model::score::{
+    CardRequest, Fragmentation, FreeCapacity, Mix, ScoreCache, Scorer, ScoringStrategy,
+};
 use gpu_migrate_model::units::{CardIndex, Cores};
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
@@ -23,8 +25,8 @@ pub enum Policy {
     Binpack,
     /// Fragmentation gradient descent, as published.
     Fgd,
-    /// Least loss of what requests like these could still use; the extender's `outlook`.
-    Outlook,
+    /// Least loss of what requests like these could still use; the extender's `lookahead`.
+    Lookahead,
 }
 
 /// From where a policy knows which requests usually come.
@@ -136,9 +138,9 @@ enum Chooser {
 }
 
 struct Scored {
-    order: Order,
-    memo: Memo,
-    fleet: Vec<Room>,
+    order: ScoringStrategy,
+    cache: ScoreCache,
+    fleet: Vec<FreeCapacity>,
     plain: PlainPods,
     observed: Option<Mix>,
     seen: usize,
@@ -149,17 +151,25 @@ impl Chooser {
     fn new(policy: Policy, setup: &Setup, nodes: &[SimNode], mix: &Mix, chance: Xoshiro256PlusPlus) -> Self {
         let order = match policy {
             Policy::Random => return Self::Random(chance),
-            Policy::BestFit => Order::BestFit,
-            Policy::Binpack => Order::Binpack,
-            Policy::Fgd => Order::Fragmentation,
-            Policy::Outlook => Order::Outlook,
+            Policy::BestFit => ScoringStrategy::BestFit,
+            Policy::Binpack => ScoringStrategy::Binpack,
+            Policy::Fgd => ScoringStrategy::Fragmentation,
+            Policy::Lookahead => ScoringStrategy::Lookahead,
         };
         let observed = (setup.mix == MixSource::Observed).then(Mix::default);
-        let fleet: Vec<Room> = nodes.iter().map(SimNode::room).collect();
+        let fleet: Vec<FreeCapacity> = nodes.iter().map(SimNode::capacity).collect();
         let scorer = Scorer::new(order, observed.as_ref().unwrap_or(mix), &fleet);
-        let memo = Memo::new(scorer, fleet.len());
+        let cache = ScoreCache::new(scorer, fleet.len());
         let plain = setup.plain;
-        Self::Scored(Box::new(Scored { order, memo, fleet, plain, observed, seen: 0, next_look: FIRST_LOOK }))
+        Self::Scored(Box::new(Scored {
+            order,
+            cache,
+            fleet,
+            plain,
+            observed,
+            seen: 0,
+            next_look: FIRST_LOOK,
+        }))
     }
 
     fn choose(&mut self, nodes: &[SimNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
@@ -167,7 +177,7 @@ impl Chooser {
             Self::Random(chance) => random(nodes, asked, chance),
             Self::Scored(scored) => {
                 scored.learn(asked);
-                if asked.shape.want == Want::Nothing && scored.plain == PlainPods::Spread {
+                if asked.shape.request == CardRequest::Nothing && scored.plain == PlainPods::Spread {
                     return emptiest(nodes, &scored.fleet, asked);
                 }
                 scored.best(nodes, asked)
@@ -178,13 +188,13 @@ impl Chooser {
 
 impl Scored {
     fn best(&mut self, nodes: &[SimNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
-        let mut row = self.memo.row(&asked.shape);
+        let mut row = self.cache.row(&asked.shape);
         let mut best: Option<(usize, Option<CardIndex>, f64)> = None;
         for (at, node) in nodes.iter().enumerate() {
-            let room = || node.fits(&asked.request).then(|| node.room());
-            let Some(choice) = row.choose(at, node.version(), room) else { continue };
-            if best.is_none_or(|(_, _, merit)| choice.merit > merit) {
-                best = Some((at, choice.card, choice.merit));
+            let capacity = || node.fits(&asked.request).then(|| node.capacity());
+            let Some(choice) = row.choose(at, node.version(), capacity) else { continue };
+            if best.is_none_or(|(_, _, score)| choice.score > score) {
+                best = Some((at, choice.card, choice.score));
             }
         }
         best.map(|(node, card, _)| (node, card))
@@ -196,7 +206,7 @@ impl Scored {
         self.seen += 1;
         if self.seen == self.next_look {
             self.next_look *= 2;
-            self.memo = Memo::new(Scorer::new(self.order, mix, &self.fleet), self.fleet.len());
+            self.cache = ScoreCache::new(Scorer::new(self.order, mix, &self.fleet), self.fleet.len());
         }
     }
 }
@@ -208,8 +218,8 @@ fn random(
 ) -> Option<(usize, Option<CardIndex>)> {
     let fitting: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].fits(&asked.request)).collect();
     let at = *fitting.get(chance.random_range(0..fitting.len().max(1)))?;
-    let card = match asked.shape.want {
-        Want::Share { cores, blocks } => {
+    let card = match asked.shape.request {
+        CardRequest::Share { cores, blocks } => {
             let cards: Vec<CardIndex> = nodes[at]
                 .cards()
                 .iter()
@@ -218,12 +228,12 @@ fn random(
                 .collect();
             cards.get(chance.random_range(0..cards.len().max(1))).copied()
         }
-        Want::Nothing | Want::Cards { .. } => None,
+        CardRequest::Nothing | CardRequest::Cards { .. } => None,
     };
     Some((at, card))
 }
 
-fn emptiest(nodes: &[SimNode], fleet: &[Room], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
+fn emptiest(nodes: &[SimNode], fleet: &[FreeCapacity], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
     let part = |at: usize| f64::from(nodes[at].host().cpu_milli) / f64::from(fleet[at].host.cpu_milli.max(1));
     let fitting = (0..nodes.len()).filter(|at| nodes[*at].fits(&asked.request));
     fitting.reduce(|best, other| if part(other) > part(best) { other } else { best }).map(|at| (at, None))
@@ -241,7 +251,7 @@ struct Watch {
 
 impl Watch {
     fn new(nodes: &[SimNode], measure: Fragmentation, capacity: Cores) -> Self {
-        let of_node = nodes.iter().map(|node| measure.of(&node.room())).collect();
+        let of_node = nodes.iter().map(|node| measure.of(&node.capacity())).collect();
         Self {
             measure,
             of_node,
@@ -253,12 +263,12 @@ impl Watch {
     }
 
     fn bound(&mut self, at: usize, node: &SimNode, asked: &Asked) {
-        self.given += u64::from(asked.shape.want.cores());
-        self.of_node[at] = self.measure.of(&node.room());
+        self.given += u64::from(asked.shape.request.cores());
+        self.of_node[at] = self.measure.of(&node.capacity());
     }
 
     fn arrived(&mut self, asked: &Asked) {
-        self.asked += u64::from(asked.shape.want.cores());
+        self.asked += u64::from(asked.shape.request.cores());
         self.note();
     }
 

@@ -51,12 +51,12 @@ pub fn arrivals(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpu_migrate_model::score::Host;
+    use gpu_migrate_model::score::HostResources;
 
     fn pods(cores: &[u32]) -> Vec<TracePod> {
         let pod = |(index, cores): (usize, &u32)| TracePod {
             name: format!("pod-{index}"),
-            host: Host::NONE,
+            host: HostResources::NONE,
             cores: Cores(*cores),
             models: Vec::new(),
             rounded: false,

@@ -33,7 +33,7 @@ impl Api for Touches {
     async fn look_up(&self, _: &str, _: &str, _: &str) -> Result<Found, String> {
         Ok(Found::Gone)
     }
-    async fn touch_node(&self, node: &str) -> Result<(), String> {
+    async fn requeue_pods_of(&self, node: &str) -> Result<(), String> {
         if self.fail.load(Ordering::Relaxed) {
             return Err("no answer".into());
         }
@@ -49,7 +49,7 @@ impl Api for Touches {
 struct Waker {
     api: Arc<Touches>,
     engine: Arc<Engine>,
-    wakes: UnboundedReceiver<Freed>,
+    requeues: UnboundedReceiver<Freed>,
     again: Vec<Freed>,
 }
 
@@ -57,24 +57,25 @@ fn start(items: &[Value]) -> Waker {
     let api = Arc::new(Touches::default());
     let metrics = Metrics::register(&mut Registry::default());
     let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
-    let (engine, wakes) = Engine::new(Arc::clone(&api) as Arc<dyn Api>, settings, machine_clock(), metrics);
+    let (engine, requeues) =
+        Engine::new(Arc::clone(&api) as Arc<dyn Api>, settings, machine_clock(), metrics);
     let text = list(items);
     let rules = engine.settings().rules.clone();
     engine.set_leading(Leads::Alone);
     // First synced, so that nobody is taken for one whom an earlier leader refused.
     engine.set_synced(true);
     engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
-    Waker { api, engine, wakes, again: Vec::new() }
+    Waker { api, engine, requeues, again: Vec::new() }
 }
 
 impl Waker {
     /// Hands what was freed on to the API, as the background task does; the nodes that were touched.
     async fn touched(&mut self) -> Vec<String> {
         let mut freed = std::mem::take(&mut self.again);
-        while let Ok(more) = self.wakes.try_recv() {
+        while let Ok(more) = self.requeues.try_recv() {
             freed.push(more);
         }
-        self.again = self.engine.wake(freed).await;
+        self.again = self.engine.requeue(freed).await;
         std::mem::take(&mut self.api.nodes.lock())
     }
 }
@@ -95,11 +96,11 @@ async fn a_card_that_the_bridge_frees_wakes_who_waits() {
     t.engine.set_shadow("a", published(&[]));
     assert_eq!(t.touched().await, ["a"], "a burst is one touch");
     t.engine.set_shadow("a", published(std::slice::from_ref(&holder)));
-    assert!(t.touched().await.is_empty(), "less room wakes nobody");
+    assert!(t.touched().await.is_empty(), "less room requeues nobody");
 
     t.engine.remove_pod("uid-p");
     t.engine.set_shadow("a", published(&[]));
-    t.engine.resolve_doubts().await;
+    t.engine.resolve_unconfirmed().await;
     assert!(t.touched().await.is_empty(), "nobody waits");
 }
 

@@ -1,6 +1,6 @@
 //! A node's room in a few bytes per card, for the first look of filter: it tells most nodes apart without a copy.
 //!
-//! [`Rooms::look`] must say exactly what [`gpu_migrate_model::place::place`] would, refusals included, or say nothing;
+//! [`NodeCapacity::look`] must say exactly what [`gpu_migrate_model::place::place`] would, refusals included, or say nothing;
 //! a property test holds it to that.
 
 use gpu_migrate_model::ask::{Demand, PodKind};
@@ -9,12 +9,12 @@ use gpu_migrate_model::place::Refusal;
 use gpu_migrate_model::units::{Blocks, Cores};
 use smallvec::SmallVec;
 
-use super::node::{Books, Inventory};
+use super::node::{Inventory, NodeOccupancy};
 use super::pod::PodFacts;
 
 /// One card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct CardCapacity {
     /// Cores left for shares; 0 on a card that takes none.
     pub cores: u16,
     /// Nobody holds it.
@@ -29,9 +29,9 @@ pub struct Room {
 
 /// What is left on a node's cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rooms {
+pub struct NodeCapacity {
     /// In the order of [`gpu_migrate_model::units::CardIndex`].
-    pub cards: SmallVec<[Room; 8]>,
+    pub cards: SmallVec<[CardCapacity; 8]>,
     /// Cards that legacy pods can get.
     free: u32,
     /// Cards that shared pods can get whole or begin.
@@ -41,7 +41,7 @@ pub struct Rooms {
 
 /// What a first look needs of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Glance {
+pub enum RequestSummary {
     /// Asks for no card.
     Nothing,
     /// One container that asks for a share of one card.
@@ -51,17 +51,17 @@ pub enum Glance {
     /// Legacy cards.
     Legacy(u32),
     /// Several containers, or constraints: only placing it will tell.
-    Unclear,
+    Complex,
 }
 
-impl Glance {
-    /// The glance that will do for `pod`.
+impl RequestSummary {
+    /// The summary that will do for `pod`.
     #[must_use]
     pub fn of(pod: &PodFacts) -> Self {
         match pod.kind {
             PodKind::Plain => return Self::Nothing,
             PodKind::Legacy => return Self::Legacy(pod.demand().legacy),
-            PodKind::Mixed => return Self::Unclear,
+            PodKind::Mixed => return Self::Complex,
             PodKind::Shared => {}
         }
         let mut asking = pod.asking();
@@ -70,19 +70,19 @@ impl Glance {
                 let Demand { cores, blocks, .. } = only.demand;
                 cores.whole_cards().map_or(Self::Share(cores, blocks), |cards| Self::Whole(cards, blocks))
             }
-            _ => Self::Unclear,
+            _ => Self::Complex,
         }
     }
 }
 
-impl Rooms {
-    /// The rooms of these books.
+impl NodeCapacity {
+    /// The capacity of these occupancy.
     #[must_use]
-    pub fn of(books: &Books, inventory: &Inventory) -> Self {
-        let cards: SmallVec<[Room; 8]> = books
+    pub fn of(occupancy: &NodeOccupancy, inventory: &Inventory) -> Self {
+        let cards: SmallVec<[CardCapacity; 8]> = occupancy
             .for_shares(inventory)
             .iter()
-            .map(|card| Room {
+            .map(|card| CardCapacity {
                 cores: if card.takes_shares() {
                     u16::try_from(card.cores_left.0).unwrap_or(u16::MAX)
                 } else {
@@ -97,8 +97,8 @@ impl Rooms {
         let free_for_shares =
             u32::try_from(cards.iter().filter(|card| card.free).count()).unwrap_or(u32::MAX);
         Self {
-            free_for_shares: free_for_shares.saturating_sub(books.promised),
-            free: books.free_cards(),
+            free_for_shares: free_for_shares.saturating_sub(occupancy.unattributed),
+            free: occupancy.free_cards(),
             legacy_only: inventory.legacy_only,
             cards,
         }
@@ -106,40 +106,40 @@ impl Rooms {
 
     /// Whether a pod fits; `None` where only placing it will tell.
     #[must_use]
-    pub fn look(&self, glance: Glance) -> Option<Result<(), Refusal>> {
-        Some(match glance {
-            Glance::Nothing => Ok(()),
-            Glance::Unclear => return None,
-            Glance::Legacy(asked) => self.look_legacy(asked),
+    pub fn fast_fit(&self, summary: RequestSummary) -> Option<Result<(), Refusal>> {
+        Some(match summary {
+            RequestSummary::Nothing => Ok(()),
+            RequestSummary::Complex => return None,
+            RequestSummary::Legacy(asked) => self.fast_fit_legacy(asked),
             _ if self.legacy_only => Err(Refusal::NoCard),
-            Glance::Whole(asked, blocks) => return self.look_whole(asked, blocks),
-            Glance::Share(cores, blocks) => self.look_share(cores, blocks),
+            RequestSummary::Whole(asked, blocks) => return self.fast_fit_whole(asked, blocks),
+            RequestSummary::Share(cores, blocks) => self.fast_fit_share(cores, blocks),
         })
     }
 
-    fn look_legacy(&self, asked: u32) -> Result<(), Refusal> {
+    fn fast_fit_legacy(&self, asked: u32) -> Result<(), Refusal> {
         if self.cards.len() < asked as usize {
             return Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig });
         }
         if self.free < asked { Err(Refusal::FewCards { free: self.free, asked }) } else { Ok(()) }
     }
 
-    fn look_whole(&self, asked: u32, blocks: Blocks) -> Option<Result<(), Refusal>> {
+    fn fast_fit_whole(&self, asked: u32, blocks: Blocks) -> Option<Result<(), Refusal>> {
         let each = blocks.0.div_ceil(asked.max(1));
-        let roomy = self.cards.iter().filter(|card| card.of_blocks >= each).count();
-        if roomy < asked as usize {
+        let large_enough = self.cards.iter().filter(|card| card.of_blocks >= each).count();
+        if large_enough < asked as usize {
             return Some(Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig }));
         }
         if self.free_for_shares < asked {
             return Some(Err(Refusal::FewCards { free: self.free_for_shares, asked }));
         }
         // Cards of different memory on one node are for placement to sort out.
-        (roomy == self.cards.len()).then_some(Ok(()))
+        (large_enough == self.cards.len()).then_some(Ok(()))
     }
 
-    fn look_share(&self, cores: Cores, blocks: Blocks) -> Result<(), Refusal> {
+    fn fast_fit_share(&self, cores: Cores, blocks: Blocks) -> Result<(), Refusal> {
         let spare = self.free_for_shares > 0;
-        let fits = |card: &Room| {
+        let fits = |card: &CardCapacity| {
             card.open && u32::from(card.cores) >= cores.0 && card.blocks >= blocks.0 && (spare || !card.free)
         };
         if self.cards.iter().any(fits) { Ok(()) } else { Err(self.no_share(cores, blocks)) }
@@ -150,25 +150,25 @@ impl Rooms {
             return if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig };
         }
         let open = || self.cards.iter().filter(|card| card.open);
-        let roomiest = open().map(|card| (card.cores, card.blocks)).max().unwrap_or_default();
+        let largest = open().map(|card| (card.cores, card.blocks)).max().unwrap_or_default();
         Refusal::NoShare {
             open: u32::try_from(open().count()).unwrap_or(u32::MAX),
-            cores: Cores(u32::from(roomiest.0)),
-            blocks: Blocks(roomiest.1),
+            cores: Cores(u32::from(largest.0)),
+            blocks: Blocks(largest.1),
             asked_cores,
             asked_blocks,
         }
     }
 
     /// Takes what a pod that fits would take, for trying out several; binpack.
-    pub fn take(&mut self, glance: Glance) {
-        match glance {
-            Glance::Nothing | Glance::Unclear => {}
-            Glance::Legacy(cards) => self.take_whole(cards, 0),
-            Glance::Whole(cards, blocks) => self.take_whole(cards, blocks.0.div_ceil(cards.max(1))),
-            Glance::Share(cores, blocks) => {
+    pub fn take(&mut self, summary: RequestSummary) {
+        match summary {
+            RequestSummary::Nothing | RequestSummary::Complex => {}
+            RequestSummary::Legacy(cards) => self.take_whole(cards, 0),
+            RequestSummary::Whole(cards, blocks) => self.take_whole(cards, blocks.0.div_ceil(cards.max(1))),
+            RequestSummary::Share(cores, blocks) => {
                 let spare = self.free_for_shares > 0;
-                let fits = |card: &&mut Room| {
+                let fits = |card: &&mut CardCapacity| {
                     card.open
                         && u32::from(card.cores) >= cores.0
                         && card.blocks >= blocks.0
@@ -191,13 +191,13 @@ impl Rooms {
     fn take_whole(&mut self, cards: u32, blocks: u32) {
         let fitting = self.cards.iter_mut().filter(|card| card.free && card.of_blocks >= blocks);
         for card in fitting.take(cards as usize) {
-            *card = Room { cores: 0, blocks: 0, free: false, open: false, ..*card };
+            *card = CardCapacity { cores: 0, blocks: 0, free: false, open: false, ..*card };
             self.free = self.free.saturating_sub(1);
             self.free_for_shares = self.free_for_shares.saturating_sub(1);
         }
     }
 
-    /// Cards free of everyone and not promised.
+    /// Cards free of everyone and not unattributed.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.free

@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use crate::decide::fits;
+use crate::state::capacity::RequestSummary;
 use crate::state::pod::PodFacts;
-use crate::state::room::Glance;
-use crate::state::{Cluster, Freed, Slot};
+use crate::state::{Cluster, Freed, NodeInfo};
 
 /// How long room is left for the scheduler to find by itself; a burst of changes in that time is one touch.
-pub const PATIENCE: Duration = Duration::from_millis(250);
+pub const REQUEUE_DELAY: Duration = Duration::from_millis(250);
 
 /// Nodes touched at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
 const AT_A_TIME: usize = 16;
@@ -90,13 +90,13 @@ impl Engine {
         drop(cluster);
         if !freed.is_empty() && !self.refused.is_empty() {
             // Nobody listens in a snapshot.
-            freed.into_iter().for_each(|freed| _ = self.woken.send(freed));
+            freed.into_iter().for_each(|freed| _ = self.requeue.send(freed));
         }
         done
     }
 
     /// Whoever leads from now on does not know whom the last leader refused, nor whether it lived to wake them.
-    pub(super) fn wake_those_of_before(&self) {
+    pub(super) fn requeue_refused_earlier(&self) {
         let now = (self.clock)().instant;
         self.change(|cluster| {
             let waiting: Vec<_> = cluster.pods().filter(|pod| waits(pod)).cloned().collect();
@@ -113,17 +113,17 @@ impl Engine {
     }
 
     /// Touches nodes with room that waiting pods were not told of. Returns what could not be written, to try again.
-    pub async fn wake(&self, freed: Vec<Freed>) -> Vec<Freed> {
+    pub async fn requeue(&self, freed: Vec<Freed>) -> Vec<Freed> {
         let mut again = Vec::new();
         if !self.is_ready() {
             // A replica that comes to lead begins by waking everyone.
             return again;
         }
-        for (node, count) in self.worth_touching(freed) {
-            match self.api.touch_node(&node).await {
-                Ok(()) => _ = self.metrics.wakes.inc(),
+        for (node, count) in self.worth_requeueing(freed) {
+            match self.api.requeue_pods_of(&node).await {
+                Ok(()) => _ = self.metrics.requeues.inc(),
                 Err(problem) => {
-                    tracing::warn!(%node, problem, "waiting pods were not woken; trying again");
+                    tracing::warn!(%node, problem, "waiting pods were not requeue; trying again");
                     again.push(Freed { node: Some(node), count });
                 }
             }
@@ -131,7 +131,7 @@ impl Engine {
         again
     }
 
-    fn worth_touching(&self, freed: Vec<Freed>) -> Vec<(Arc<str>, u64)> {
+    fn worth_requeueing(&self, freed: Vec<Freed>) -> Vec<(Arc<str>, u64)> {
         let mut latest = BTreeMap::<Option<Arc<str>>, u64>::new();
         for Freed { node, count } in freed {
             let known = latest.entry(node).or_default();
@@ -140,18 +140,18 @@ impl Engine {
         let cluster = self.cluster.read();
         let waiting = self.refused.waiting(&cluster);
         let mut gangs = HashMap::new();
-        let mut anyone = |slot: &Slot, count: u64| {
+        let mut anyone = |info: &NodeInfo, count: u64| {
             waiting.iter().any(|(since, pod)| {
-                *since < count && self.could_go(&cluster, slot, pod.as_deref(), &mut gangs)
+                *since < count && self.could_go(&cluster, info, pod.as_deref(), &mut gangs)
             })
         };
         let mut touch = Vec::new();
         for (node, count) in latest {
-            let slot = match &node {
-                Some(node) => cluster.slot(node).filter(|slot| slot.facts.is_some() && anyone(slot, count)),
-                None => cluster.slots().find(|slot| slot.facts.is_some() && anyone(slot, count)),
+            let info = match &node {
+                Some(node) => cluster.node(node).filter(|info| info.facts.is_some() && anyone(info, count)),
+                None => cluster.nodes().find(|info| info.facts.is_some() && anyone(info, count)),
             };
-            touch.extend(slot.map(|slot| (Arc::clone(&slot.name), count)));
+            touch.extend(info.map(|info| (Arc::clone(&info.name), count)));
             if touch.len() == AT_A_TIME {
                 break;
             }
@@ -163,7 +163,7 @@ impl Engine {
     fn could_go(
         &self,
         cluster: &Cluster,
-        slot: &Slot,
+        info: &NodeInfo,
         pod: Option<&PodFacts>,
         gangs: &mut HashMap<Arc<str>, bool>,
     ) -> bool {
@@ -175,6 +175,6 @@ impl Engine {
         }
         // What is freed here of a quota can be used on another node.
         let by_quota = cluster.quotas().concern(&pod.namespace);
-        by_quota || slot.selected_by(pod) && fits(slot, pod, Glance::of(pod)).is_ok()
+        by_quota || info.selected_by(pod) && fits(info, pod, RequestSummary::of(pod)).is_ok()
     }
 }

@@ -38,18 +38,18 @@ impl ModelSet {
 
 /// CPU and memory: what a node has left, or what a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Host {
+pub struct HostResources {
     /// Thousandths of a CPU core.
     pub cpu_milli: u32,
     /// Main memory in MiB.
     pub memory_mib: u32,
 }
 
-impl Host {
+impl HostResources {
     /// Needs nothing.
     pub const NONE: Self = Self { cpu_milli: 0, memory_mib: 0 };
     /// Of a node whose CPU and memory are not looked at: never used up.
-    pub const AMPLE: Self = Self { cpu_milli: u32::MAX, memory_mib: u32::MAX };
+    pub const UNLIMITED: Self = Self { cpu_milli: u32::MAX, memory_mib: u32::MAX };
 
     /// Whether `need` is left.
     #[must_use]
@@ -57,7 +57,7 @@ impl Host {
         self.cpu_milli >= need.cpu_milli && self.memory_mib >= need.memory_mib
     }
 
-    /// What is left after `need` was taken; [`Host::AMPLE`] stays ample.
+    /// What is left after `need` was taken; [`HostResources::UNLIMITED`] stays ample.
     #[must_use]
     pub const fn less(self, need: Self) -> Self {
         if self.cpu_milli == u32::MAX && self.memory_mib == u32::MAX {
@@ -72,7 +72,7 @@ impl Host {
 
 /// What is left on one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CardRoom {
+pub struct CardFreeCapacity {
     /// Cores left for shares; 0 on a card that takes nothing.
     pub cores: u16,
     /// Blocks left for shares.
@@ -85,7 +85,7 @@ pub struct CardRoom {
     pub models: ModelSet,
 }
 
-impl CardRoom {
+impl CardFreeCapacity {
     /// As placement sees a card. Its model is not told apart.
     #[must_use]
     pub fn of(card: &CardView) -> Self {
@@ -101,16 +101,16 @@ impl CardRoom {
 
     /// Whether this card would serve a request, as its only card or as one of several.
     #[must_use]
-    pub const fn serves(&self, want: Want, models: ModelSet) -> bool {
-        match want {
-            Want::Nothing => false,
-            Want::Share { cores, blocks } => {
+    pub const fn serves(&self, request: CardRequest, models: ModelSet) -> bool {
+        match request {
+            CardRequest::Nothing => false,
+            CardRequest::Share { cores, blocks } => {
                 self.cores as u32 >= cores.0
                     && self.cores > 0
                     && self.blocks >= blocks.0
                     && self.models.meets(models)
             }
-            Want::Cards { blocks_each, .. } => {
+            CardRequest::Cards { blocks_each, .. } => {
                 self.free && self.of_blocks >= blocks_each.0 && self.models.meets(models)
             }
         }
@@ -133,19 +133,19 @@ impl CardRoom {
 
 /// What is left on one node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Room {
+pub struct FreeCapacity {
     /// In the order of [`CardIndex`].
-    pub cards: Vec<CardRoom>,
-    /// CPU and memory, or [`Host::AMPLE`].
-    pub host: Host,
+    pub cards: Vec<CardFreeCapacity>,
+    /// CPU and memory, or [`HostResources::UNLIMITED`].
+    pub host: HostResources,
 }
 
-impl Room {
+impl FreeCapacity {
     /// As placement sees a node's cards. `promised` free cards are left out, the last ones: legacy pods were bound here
     /// whose cards are not known yet.
     #[must_use]
-    pub fn of(cards: &[CardView], promised: u32, host: Host) -> Self {
-        let mut cards: Vec<CardRoom> = cards.iter().map(CardRoom::of).collect();
+    pub fn of(cards: &[CardView], promised: u32, host: HostResources) -> Self {
+        let mut cards: Vec<CardFreeCapacity> = cards.iter().map(CardFreeCapacity::of).collect();
         for card in cards.iter_mut().rev().filter(|card| card.free).take(promised as usize) {
             card.cores = 0;
             card.blocks = 0;
@@ -157,12 +157,14 @@ impl Room {
     /// Whether the shape fits.
     #[must_use]
     pub fn fits(&self, shape: &Shape) -> bool {
-        let serving = || self.cards.iter().filter(|card| card.serves(shape.want, shape.models)).count();
+        let serving = || self.cards.iter().filter(|card| card.serves(shape.request, shape.models)).count();
         self.host.has(shape.host)
-            && match shape.want {
-                Want::Nothing => true,
-                Want::Share { .. } => self.cards.iter().any(|card| card.serves(shape.want, shape.models)),
-                Want::Cards { count, .. } => serving() >= count as usize,
+            && match shape.request {
+                CardRequest::Nothing => true,
+                CardRequest::Share { .. } => {
+                    self.cards.iter().any(|card| card.serves(shape.request, shape.models))
+                }
+                CardRequest::Cards { count, .. } => serving() >= count as usize,
             }
     }
 
@@ -176,14 +178,15 @@ impl Room {
     pub fn choices(&self, shape: &Shape) -> impl Iterator<Item = CardIndex> {
         self.cards.iter().enumerate().filter_map(move |(at, card)| {
             let first = !self.cards[..at].contains(card);
-            (first && card.serves(shape.want, shape.models)).then(|| CardIndex::from(at))
+            (first && card.serves(shape.request, shape.models)).then(|| CardIndex::from(at))
         })
     }
 
     /// The fullest card that a share fits on, as [`crate::evaluate::share`] would take.
     #[must_use]
     pub fn fullest(&self, shape: &Shape) -> Option<CardIndex> {
-        let serving = self.cards.iter().enumerate().filter(|(_, card)| card.serves(shape.want, shape.models));
+        let serving =
+            self.cards.iter().enumerate().filter(|(_, card)| card.serves(shape.request, shape.models));
         serving.min_by_key(|(at, card)| (card.cores, card.blocks, *at)).map(|(at, _)| CardIndex::from(at))
     }
 
@@ -191,16 +194,16 @@ impl Room {
     /// them.
     pub fn take(&mut self, shape: &Shape, card: Option<CardIndex>) {
         self.host = self.host.less(shape.host);
-        match shape.want {
-            Want::Nothing => {}
-            Want::Share { cores, blocks } => {
+        match shape.request {
+            CardRequest::Nothing => {}
+            CardRequest::Share { cores, blocks } => {
                 if let Some(card) = card.and_then(|card| self.cards.get_mut(card.position())) {
                     card.take(cores, blocks);
                 }
             }
-            Want::Cards { count, .. } => {
-                let serving = self.cards.iter_mut().filter(|card| card.serves(shape.want, shape.models));
-                serving.take(count as usize).for_each(CardRoom::take_whole);
+            CardRequest::Cards { count, .. } => {
+                let serving = self.cards.iter_mut().filter(|card| card.serves(shape.request, shape.models));
+                serving.take(count as usize).for_each(CardFreeCapacity::take_whole);
             }
         }
     }
@@ -208,7 +211,7 @@ impl Room {
 
 /// What a request asks of a node's cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Want {
+pub enum CardRequest {
     /// No card.
     Nothing,
     /// A share of one card.
@@ -227,7 +230,7 @@ pub enum Want {
     },
 }
 
-impl Want {
+impl CardRequest {
     /// What one container asks for.
     #[must_use]
     pub fn of(demand: Demand) -> Self {
@@ -256,9 +259,9 @@ impl Want {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape {
     /// Of the cards.
-    pub want: Want,
+    pub request: CardRequest,
     /// Of the node beside them.
-    pub host: Host,
+    pub host: HostResources,
     /// Models that will do.
     pub models: ModelSet,
 }
@@ -266,21 +269,21 @@ pub struct Shape {
 impl Shape {
     /// A request for cards alone.
     #[must_use]
-    pub const fn cards(want: Want) -> Self {
-        Self { want, host: Host::NONE, models: ModelSet::ANY }
+    pub const fn cards(request: CardRequest) -> Self {
+        Self { request, host: HostResources::NONE, models: ModelSet::ANY }
     }
 
     /// The shape of a pod with at most one container that asks for cards; `None` for other pods: those are scored by the
-    /// rooms before and after, [`super::Scorer::merit`].
+    /// rooms before and after, [`super::Scorer::score`].
     #[must_use]
     pub fn of(ask: &PodAsk) -> Option<Self> {
         match ask.kind() {
             PodKind::Mixed => return None,
-            PodKind::Legacy => return Some(Self::cards(Want::of(ask.effective()))),
+            PodKind::Legacy => return Some(Self::cards(CardRequest::of(ask.effective()))),
             PodKind::Plain | PodKind::Shared => {}
         }
         let mut asking = ask.asking();
         let first = asking.next().map_or(Demand::NONE, |container| container.demand);
-        asking.next().is_none().then(|| Self::cards(Want::of(first)))
+        asking.next().is_none().then(|| Self::cards(CardRequest::of(first)))
     }
 }

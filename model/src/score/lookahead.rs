@@ -1,8 +1,8 @@
-//! Outlook: put a request where it costs the future least.
+//! Lookahead: put a request where it costs the future least.
 //!
 //! What a node is *worth* is the compute that requests like the recent ones would still come to use on it. To tell, a few
 //! **futures** are drawn from the cluster's own mix of requests, once for all nodes: sequences of shapes in a mixed order. Each
-//! future is played on a copy of the node's room, every request put on the fullest card that it fits on and skipped where it
+//! future is played on a copy of the node's capacity, every request put on the fullest card that it fits on and skipped where it
 //! does not fit, and the mean of the cores used in the end is the worth. A request goes where the worth after it, less the
 //! worth before, is greatest.
 //!
@@ -16,12 +16,12 @@
 //! (nodes ÷ nodes that could). Where few nodes could, those are worth more.
 //!
 //! **Measured** on the openb trace, GPU allocation ratio at 90, 100 and 130 % of arrival, mean of the seeds 42 to 51: FGD 90.0, 95.3, 95.5;
-//! outlook 90.0, 96.2, 96.3 (the table is in the simulation's `trace` module). In a prototype, neither the number of futures (8 or 16), their
+//! lookahead 90.0, 96.2, 96.3 (the table is in the simulation's `trace` module). In a prototype, neither the number of futures (8 or 16), their
 //! length (60 or 100), the seed that they were drawn with, nor [`KEEP`] (1 to 3) moved the last figure by more than 0.5, and it
 //! stayed above FGD's. Without the kept nodes it is as good in the end, but requests for 8 cards are refused early: 86 to 88 at 90 %.
 
+use super::capacity::{CardFreeCapacity, CardRequest, FreeCapacity, Shape};
 use super::mix::Mix;
-use super::room::{CardRoom, Room, Shape, Want};
 
 /// How many futures are played.
 pub const FUTURES: usize = 8;
@@ -32,42 +32,46 @@ pub const KEEP: f64 = 1.5;
 
 /// The futures, and what is kept free for requests of several cards.
 #[derive(Clone, Debug, Default)]
-pub struct Outlook {
+pub struct LookaheadScorer {
     futures: Vec<Vec<Shape>>,
     keep: Vec<(Shape, f64)>,
 }
 
-impl Outlook {
+impl LookaheadScorer {
     /// Draws the futures from a mix; the same mix gives the same futures. `fleet` are the nodes as they are when empty, for
     /// what is kept free; without any, every node is taken to be one that could.
     #[must_use]
-    pub fn new(mix: &Mix, fleet: &[Room]) -> Self {
+    pub fn new(mix: &Mix, fleet: &[FreeCapacity]) -> Self {
         let asking: Vec<(Shape, f64)> =
-            mix.parts().into_iter().filter(|(shape, _)| shape.want != Want::Nothing).collect();
+            mix.parts().into_iter().filter(|(shape, _)| shape.request != CardRequest::Nothing).collect();
         let keep = mix
             .parts()
             .into_iter()
-            .filter(|(shape, _)| matches!(shape.want, Want::Cards { count: 2.., .. }))
+            .filter(|(shape, _)| matches!(shape.request, CardRequest::Cards { count: 2.., .. }))
             .map(|(shape, part)| {
-                (shape, KEEP * part * f64::from(shape.want.cores()) * scarcity(&shape, fleet))
+                (shape, KEEP * part * f64::from(shape.request.cores()) * scarcity(&shape, fleet))
             });
         Self { keep: keep.collect(), futures: draw(&asking) }
     }
 
     /// Cores that are still going to be used on this node, and what it is worth to keep it free.
     #[must_use]
-    pub fn worth(&self, room: &Room) -> f64 {
-        let kept: f64 = self.keep.iter().filter(|(shape, _)| room.fits(shape)).map(|(_, worth)| worth).sum();
-        let used =
-            if room.cores() == 0 { 0 } else { self.futures.iter().map(|future| play(future, room)).sum() };
+    pub fn worth(&self, capacity: &FreeCapacity) -> f64 {
+        let kept: f64 =
+            self.keep.iter().filter(|(shape, _)| capacity.fits(shape)).map(|(_, worth)| worth).sum();
+        let used = if capacity.cores() == 0 {
+            0
+        } else {
+            self.futures.iter().map(|future| play(future, capacity)).sum()
+        };
         kept + f64::from(used) / self.futures.len().max(1) as f64
     }
 }
 
 /// How many nodes there are to one that could take the shape.
 #[allow(clippy::cast_precision_loss)] // a fleet has far fewer than 2^52 nodes
-fn scarcity(shape: &Shape, fleet: &[Room]) -> f64 {
-    let able = fleet.iter().filter(|room| room.fits(shape)).count();
+fn scarcity(shape: &Shape, fleet: &[FreeCapacity]) -> f64 {
+    let able = fleet.iter().filter(|capacity| capacity.fits(shape)).count();
     if able == 0 { 1.0 } else { fleet.len() as f64 / able as f64 }
 }
 
@@ -96,9 +100,9 @@ fn draw(parts: &[(Shape, f64)]) -> Vec<Vec<Shape>> {
 }
 
 /// Cores that a future uses on a node.
-fn play(future: &[Shape], room: &Room) -> u32 {
-    let mut cards = room.cards.clone();
-    let mut host = room.host;
+fn play(future: &[Shape], capacity: &FreeCapacity) -> u32 {
+    let mut cards = capacity.cards.clone();
+    let mut host = capacity.host;
     let mut left: u32 = cards.iter().map(|card| u32::from(card.cores)).sum();
     let before = left;
     for shape in future {
@@ -107,28 +111,28 @@ fn play(future: &[Shape], room: &Room) -> u32 {
         }
         if host.has(shape.host) && put(&mut cards, shape) {
             host = host.less(shape.host);
-            left = left.saturating_sub(shape.want.cores());
+            left = left.saturating_sub(shape.request.cores());
         }
     }
     before - left
 }
 
-fn put(cards: &mut [CardRoom], shape: &Shape) -> bool {
-    match shape.want {
-        Want::Nothing => false,
-        Want::Share { cores, blocks } => {
-            let serving = cards.iter_mut().filter(|card| card.serves(shape.want, shape.models));
+fn put(cards: &mut [CardFreeCapacity], shape: &Shape) -> bool {
+    match shape.request {
+        CardRequest::Nothing => false,
+        CardRequest::Share { cores, blocks } => {
+            let serving = cards.iter_mut().filter(|card| card.serves(shape.request, shape.models));
             let fullest = serving.min_by_key(|card| (card.cores, card.blocks));
             fullest.is_some_and(|card| {
                 card.take(cores, blocks);
                 true
             })
         }
-        Want::Cards { count, .. } => {
-            let serves = |card: &&mut CardRoom| card.serves(shape.want, shape.models);
+        CardRequest::Cards { count, .. } => {
+            let serves = |card: &&mut CardFreeCapacity| card.serves(shape.request, shape.models);
             let enough = cards.iter_mut().filter(serves).count() >= count as usize;
             if enough {
-                cards.iter_mut().filter(serves).take(count as usize).for_each(CardRoom::take_whole);
+                cards.iter_mut().filter(serves).take(count as usize).for_each(CardFreeCapacity::take_whole);
             }
             enough
         }
@@ -157,35 +161,36 @@ impl Shuffle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::room::Host;
-    use crate::score::testing::{cards, room, share};
+    use crate::score::capacity::HostResources;
+    use crate::score::testing::{capacity, cards, share};
     use proptest::prelude::*;
 
     #[test]
     fn a_node_is_worth_what_the_future_uses_of_it() {
-        let halves = Outlook::new(&[share(50)].into_iter().collect(), &[]);
-        assert!((halves.worth(&room(&[100, 60, 40])) - 150.0).abs() < 1e-9);
-        let whole = Outlook::new(&[cards(1)].into_iter().collect(), &[]);
-        assert!((whole.worth(&room(&[100, 60, 40])) - 100.0).abs() < 1e-9);
-        assert!(whole.worth(&room(&[0, 0])).abs() < 1e-9);
+        let halves = LookaheadScorer::new(&[share(50)].into_iter().collect(), &[]);
+        assert!((halves.worth(&capacity(&[100, 60, 40])) - 150.0).abs() < 1e-9);
+        let whole = LookaheadScorer::new(&[cards(1)].into_iter().collect(), &[]);
+        assert!((whole.worth(&capacity(&[100, 60, 40])) - 100.0).abs() < 1e-9);
+        assert!(whole.worth(&capacity(&[0, 0])).abs() < 1e-9);
     }
 
     #[test]
     fn cpu_for_one_is_worth_less_than_cpu_for_two() {
         let mut shape = share(50);
         shape.host.cpu_milli = 1_000;
-        let outlook = Outlook::new(&[shape].into_iter().collect(), &[]);
-        let with_cpu = |cpu_milli| Room { host: Host { cpu_milli, memory_mib: 0 }, ..room(&[100]) };
-        assert!((outlook.worth(&with_cpu(2_500)) - 100.0).abs() < 1e-9);
-        assert!((outlook.worth(&with_cpu(1_500)) - 50.0).abs() < 1e-9);
-        assert!(outlook.worth(&with_cpu(999)).abs() < 1e-9);
+        let lookahead = LookaheadScorer::new(&[shape].into_iter().collect(), &[]);
+        let with_cpu =
+            |cpu_milli| FreeCapacity { host: HostResources { cpu_milli, memory_mib: 0 }, ..capacity(&[100]) };
+        assert!((lookahead.worth(&with_cpu(2_500)) - 100.0).abs() < 1e-9);
+        assert!((lookahead.worth(&with_cpu(1_500)) - 50.0).abs() < 1e-9);
+        assert!(lookahead.worth(&with_cpu(999)).abs() < 1e-9);
     }
 
     #[test]
     fn a_node_that_few_could_replace_is_worth_more() {
         let mix: Mix = std::iter::repeat_n(share(50), 99).chain([cards(2)]).collect();
-        let fleet = [room(&[100, 100]), room(&[100]), room(&[100]), room(&[100])];
-        let worth = |fleet: &[Room]| Outlook::new(&mix, fleet).worth(&room(&[100, 100]));
+        let fleet = [capacity(&[100, 100]), capacity(&[100]), capacity(&[100]), capacity(&[100])];
+        let worth = |fleet: &[FreeCapacity]| LookaheadScorer::new(&mix, fleet).worth(&capacity(&[100, 100]));
         // By hand: 1 of 100 requests × 200 cores × (4 nodes ÷ 1 that could − 1) × KEEP.
         assert!((worth(&fleet) - worth(&[]) - 0.01 * 200.0 * 3.0 * KEEP).abs() < 1e-9);
     }
@@ -193,13 +198,13 @@ mod tests {
     #[test]
     fn futures_follow_the_mix_and_repeat() {
         let mix: Mix = [share(10), share(20), share(20), share(20)].into_iter().collect();
-        let outlook = Outlook::new(&mix, &[]);
-        for future in &outlook.futures {
+        let lookahead = LookaheadScorer::new(&mix, &[]);
+        for future in &lookahead.futures {
             assert_eq!(future.iter().filter(|shape| **shape == share(10)).count(), LENGTH / 4);
         }
-        assert_ne!(outlook.futures[0], outlook.futures[1]);
-        assert_eq!(outlook.futures, Outlook::new(&mix, &[]).futures);
-        assert!(Outlook::new(&Mix::default(), &[]).worth(&room(&[100])).abs() < 1e-9);
+        assert_ne!(lookahead.futures[0], lookahead.futures[1]);
+        assert_eq!(lookahead.futures, LookaheadScorer::new(&mix, &[]).futures);
+        assert!(LookaheadScorer::new(&Mix::default(), &[]).worth(&capacity(&[100])).abs() < 1e-9);
     }
 
     proptest! {
@@ -209,9 +214,9 @@ mod tests {
             mix in prop::collection::vec(1_u32..=100, 1..6),
         ) {
             let shapes = mix.into_iter().map(|cores| if cores == 100 { cards(1) } else { share(cores) });
-            let room = room(&left);
-            let worth = Outlook::new(&shapes.collect(), &[]).worth(&room);
-            prop_assert!(worth >= 0.0 && worth <= f64::from(room.cores()) + 1e-9);
+            let capacity = capacity(&left);
+            let worth = LookaheadScorer::new(&shapes.collect(), &[]).worth(&capacity);
+            prop_assert!(worth >= 0.0 && worth <= f64::from(capacity.cores()) + 1e-9);
         }
     }
 }
