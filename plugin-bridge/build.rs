@@ -1,13 +1,7 @@
-//! Compiles the protocols in Rust (protox), so that building needs no `protoc`.
+//! Compiles gpu-manager's registration protocol in Rust (protox), so that building needs no `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors =
-        protox::compile(["deviceplugin.proto", "podresources.proto", "vcuda.proto"], ["proto"])?;
-    // Ordered maps: an answer for the same devices is the same bytes, which the kubelet's checkpoint records.
-    tonic_prost_build::configure()
-        .btree_map(".")
-        .extern_path(".v1beta1.ListAndWatchResponse", "crate::proto::deviceplugin::ListAndWatchResponse")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::compile_fds(protox::compile(["vcuda.proto"], ["proto"])?)?;
     Ok(())
 }

@@ -9,20 +9,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use gpu_migrate_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
-use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
 use gpu_migrate_plugin_bridge::decide::{ContainerView, NodeState, PodView, Settings, UpstreamDevice};
 use gpu_migrate_plugin_bridge::isolation::NoIsolation;
 use gpu_migrate_plugin_bridge::metrics::Metrics;
 use gpu_migrate_plugin_bridge::node::{Node, Paths};
 use gpu_migrate_plugin_bridge::plugins::answer::AnswerStyle;
 use gpu_migrate_plugin_bridge::plugins::shared::{AllocateConfig, SharedPlugin};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::DevicePlugin;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tokio_util::sync::CancellationToken;
 
 const GPU: &str = "nvidia.com/gpu";

@@ -20,7 +20,6 @@ use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError};
-use crate::kubelet::directory::{DirectoryWatch, Stamp};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
 use crate::node::{Node, NodeEvent, Paths, StateError};
@@ -29,6 +28,7 @@ use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
 use crate::plugins::shared::{self, AllocateConfig, SharedPlugin};
 use crate::uninstall::{self, Label};
+use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
 
 /// Time passes: holders are looked at again this often, whatever else happens.
 const TICK: Duration = Duration::from_secs(1);

@@ -4,9 +4,9 @@
 
 pub mod agent;
 pub mod args;
-pub mod checkpoint;
 pub mod cluster;
 pub mod decide;
+pub mod deviations;
 pub mod http;
 pub mod inventory;
 pub mod isolation;

@@ -8,12 +8,13 @@ use gpu_migrate_model::topology::Topology;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use crate::checkpoint::{self, Checkpoint, CheckpointError, DeviationFile};
 use crate::decide::{Millis, NodeState};
-use crate::kubelet::directory::Stamp;
+use crate::deviations::DeviationFile;
 use crate::kubelet::podresources;
 use crate::metrics::Metrics;
 use crate::platform::Platform;
+use gpu_migrate_kubelet_api::checkpoint::{self, Checkpoint, CheckpointError};
+use gpu_migrate_kubelet_api::directory::Stamp;
 
 /// Where the kubelet's and our own files and sockets are.
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use std::time::{Instant, SystemTime};
 use tonic::transport::Channel;
 
 use crate::decide::Millis;
-use crate::kubelet::endpoint;
 use crate::kubelet::podresources::{self, ContainerDevices, PodResourcesError};
+use gpu_migrate_kubelet_api::socket;
 
 /// Everything outside.
 #[derive(Debug)]
@@ -164,6 +164,6 @@ struct UnixSockets;
 #[tonic::async_trait]
 impl Sockets for UnixSockets {
     async fn dial(&self, path: &Path) -> Result<Channel, tonic::transport::Error> {
-        endpoint::dial(path).await
+        socket::dial(path).await
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::routing::post;
 use axum::{Json, Router};
-use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
+use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 use gpu_migrate_plugin_bridge::kubelet::podresources;
 use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use gpu_migrate_sim::cluster::kubelet::{Given, Happening, Kubelet, NodeSpec, Pace};

@@ -17,8 +17,8 @@ use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::{ContainerView, PodPhase, PodView};
-use crate::kubelet::directory::Stamp;
 use crate::node::{Node, PodLookup};
+use gpu_migrate_kubelet_api::directory::Stamp;
 
 /// The annotation by which a mirror pod names the UID that the kubelet uses for a static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";

@@ -11,7 +11,7 @@ use gpu_migrate_model::units::CardIndex;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Millis, NodeState};
-use crate::checkpoint::{Deviation, DeviationData, DeviationFile};
+use crate::deviations::{Deviation, DeviationData, DeviationFile};
 use crate::kubelet::podresources::ContainerDevices;
 
 /// Annotations that a pod should have and does not.
@@ -210,8 +210,8 @@ mod tests {
     use gpu_migrate_model::topology::{LinkLevel, Topology};
 
     use super::*;
-    use crate::checkpoint::Checkpoint;
     use crate::decide::{Settings, UpstreamDevice};
+    use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
     /// NodeState that know that nothing was given out before.
     fn of_two_cards() -> NodeState {

@@ -14,7 +14,7 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::pods::PodTable;
 use super::{Millis, PodView};
-use crate::checkpoint::Deviation;
+use crate::deviations::Deviation;
 
 /// What can be set about deciding.
 #[derive(Clone, Debug)]

@@ -26,9 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::file;
 use crate::decide::Millis;
-use crate::kubelet::directory::Stamp;
 use crate::node::{Node, NodeEvent};
 use crate::nvidia::HealthSource;
+use gpu_migrate_kubelet_api::directory::Stamp;
 
 /// XIDs that applications cause; NVIDIA's plugin ignores the same (`internal/rm/health.go`).
 const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];

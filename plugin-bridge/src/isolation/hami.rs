@@ -1,7 +1,7 @@
 //! HAMi-core: a preloaded library that reads its limits from the environment (HAMi, `nvinternal/plugin/server.go`).
 
 use super::{Folders, Isolation, Share, current_library, safe};
-use crate::proto::deviceplugin::{ContainerAllocateResponse, Mount};
+use gpu_migrate_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
 /// The strategy `hami-core`.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use gpu_migrate_model::ask::Demand;
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::ledger::HolderId;
 
-use crate::proto::deviceplugin::ContainerAllocateResponse;
+use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 pub use hami::HamiCore;
 pub use layout::{VcudaConfig, pids_config};

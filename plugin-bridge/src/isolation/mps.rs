@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use super::{Isolation, Share};
-use crate::proto::deviceplugin::{ContainerAllocateResponse, Mount};
+use gpu_migrate_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
 /// Where the container finds the daemon.
 const PIPE: &str = "/mps/pipe";

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::layout::VcudaConfig;
 use super::vcuda_server::{self, Registered};
 use super::{Folders, Isolation, Share, current_library, safe};
-use crate::proto::deviceplugin::{ContainerAllocateResponse, Mount};
+use gpu_migrate_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
 /// The strategy `vcuda`.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ mod tests {
         let holder = HolderId::new("pod-uid", "main");
         vcuda.prepare(&holder, &Share { demand, cards: &[&card], key: "core-300" }).unwrap();
         let etc_vcuda = std::path::PathBuf::from(&answer.mounts[1].host_path);
-        let channel = crate::kubelet::endpoint::dial(&etc_vcuda.join("vcuda.sock")).await.unwrap();
+        let channel = gpu_migrate_kubelet_api::socket::dial(&etc_vcuda.join("vcuda.sock")).await.unwrap();
         let request = |container: &str| VDeviceRequest {
             bus_id: "0000:65:00.0".into(),
             pod_uid: "pod-uid".into(),

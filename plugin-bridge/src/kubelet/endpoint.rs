@@ -1,25 +1,21 @@
-//! One resource's life with the kubelet: serve, register, notice that it must be done again, and do it again.
+//! Keeps one resource registered with the kubelet: serve, register, detect that the registration is lost, register again.
 //!
 //! The order is the kubelet's (`pkg/kubelet/cm/devicemanager`): `Register` dials back before it returns, so the socket is served
 //! first; and when an *old* `ListAndWatch` ends after a *new* registration, the kubelet drops the new one, so the old server is
 //! gone before the new one registers.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tokio::net::{UnixListener, UnixStream};
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use gpu_migrate_kubelet_api::deviceplugin::{DevicePluginOptions, KUBELET_SOCKET, RegisterRequest, VERSION};
+use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
+use gpu_migrate_kubelet_api::socket::{self, BindError, bind, dial};
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint as Dial, Server};
-
-use super::directory::{DirectoryWatch, Stamp};
-use crate::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use crate::proto::deviceplugin::registration_client::RegistrationClient;
-use crate::proto::deviceplugin::{DevicePluginOptions, RegisterRequest, VERSION};
+use tonic::service::Routes;
 
 /// The kubelet calls back for the options, up to 10 s, before `Register` returns.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(12);
@@ -30,26 +26,21 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Shortest and longest wait after a failed registration.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Why serving or registering failed this time. It is tried again for ever.
+/// Why serving or registering failed. It is retried without limit.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// The socket could not be made.
-    #[error("cannot serve {path}: {source}; the device plugin directory must exist and be writable")]
-    Bind {
-        /// Path of our socket.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Nobody answers on the kubelet's socket.
+    /// Our socket could not be created.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The kubelet does not answer on its socket.
     #[error("cannot reach the kubelet on {path}: {source}")]
     Dial {
         /// Path of the kubelet's socket.
         path: PathBuf,
-        /// What the transport said.
+        /// The transport's error.
         source: tonic::transport::Error,
     },
-    /// The kubelet refused.
+    /// The kubelet rejected the registration.
     #[error("the kubelet refused to register {resource}: {status}")]
     Refused {
         /// The resource.
@@ -59,7 +50,7 @@ pub enum EndpointError {
     },
 }
 
-/// What a registration is made with.
+/// What is registered.
 #[derive(Clone, Debug)]
 pub struct EndpointSpec {
     /// Resource name.
@@ -70,12 +61,12 @@ pub struct EndpointSpec {
     pub options: DevicePluginOptions,
 }
 
-/// Where a resource stands with the kubelet.
+/// The registration of one resource with the kubelet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegistrationState {
     /// Successful registrations so far.
     pub registrations: u64,
-    /// Registered now, as far as we know.
+    /// Whether it is registered now.
     pub registered: bool,
 }
 
@@ -87,10 +78,10 @@ pub async fn run<S: DevicePlugin>(
     spec: EndpointSpec,
     mut directory: DirectoryWatch,
     make: MakeService<S>,
-    standing: watch::Sender<RegistrationState>,
+    state: watch::Sender<RegistrationState>,
     stop: CancellationToken,
 ) {
-    let kubelet = directory.path().join("kubelet.sock");
+    let kubelet = directory.path().join(KUBELET_SOCKET);
     let own = directory.path().join(&spec.socket);
     let mut back_off = BACK_OFF.0;
     while !stop.is_cancelled() {
@@ -100,11 +91,11 @@ pub async fn run<S: DevicePlugin>(
         match Session::start(&spec, &own, &kubelet, &make).await {
             Ok(session) => {
                 back_off = BACK_OFF.0;
-                standing.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
+                state.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
                 tracing::info!(resource = %spec.resource, socket = %own.display(), "registered with the kubelet");
                 let same_kubelet =
                     session.run_until_lost(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
-                standing.send_modify(|s| s.registered = false);
+                state.send_modify(|s| s.registered = false);
                 if same_kubelet {
                     tokio::time::sleep(SETTLE).await;
                 }
@@ -137,16 +128,13 @@ impl Session {
         make: &MakeService<S>,
     ) -> Result<Self, EndpointError> {
         let listener = bind(own)?;
-        let stamp = Stamp::of(own).ok_or_else(|| EndpointError::Bind {
+        let stamp = Stamp::of(own).ok_or_else(|| BindError {
             path: own.to_path_buf(),
-            source: std::io::Error::new(std::io::ErrorKind::NotFound, "the socket vanished at once"),
+            source: std::io::Error::new(std::io::ErrorKind::NotFound, "the socket was deleted at once"),
         })?;
         let streams = CancellationToken::new();
         let service = DevicePluginServer::new(make(streams.clone()));
-        let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener),
-            streams.clone().cancelled_owned(),
-        );
+        let server = socket::serve(listener, Routes::new(service), streams.clone());
         let session = Self { own: stamp, streams, server: tokio::spawn(server) };
         match register(spec, kubelet).await {
             Ok(()) => Ok(session),
@@ -157,7 +145,7 @@ impl Session {
         }
     }
 
-    /// Returns when this registration is over: whether the kubelet is still the same.
+    /// Serves until the registration is lost. Returns whether the kubelet is still the same process.
     async fn run_until_lost(
         mut self,
         directory: &mut DirectoryWatch,
@@ -191,23 +179,6 @@ impl Session {
     }
 }
 
-/// Binds a fresh socket that only root may use, replacing a stale one.
-///
-/// # Errors
-/// [`EndpointError::Bind`].
-pub fn bind(path: &Path) -> Result<UnixListener, EndpointError> {
-    let bind = || {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
-    };
-    bind().map_err(|source| EndpointError::Bind { path: path.to_path_buf(), source })
-}
-
 async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointError> {
     let channel =
         dial(kubelet).await.map_err(|source| EndpointError::Dial { path: kubelet.to_path_buf(), source })?;
@@ -221,21 +192,4 @@ async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointErr
     RegistrationClient::new(channel).register(request).await.map(|_| ()).map_err(|status| {
         EndpointError::Refused { resource: spec.resource.clone(), status: Box::new(status) }
     })
-}
-
-/// A gRPC channel to a unix socket.
-///
-/// # Errors
-/// What the transport said.
-pub async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
-    let socket = socket.to_path_buf();
-    let connect = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    // The URI only fills `:authority`; the connector decides where to go.
-    Dial::from_static("http://localhost")
-        .connect_timeout(Duration::from_secs(5))
-        .connect_with_connector(connect)
-        .await
 }

@@ -1,5 +1,4 @@
-//! Everything that is spoken with the kubelet: its socket directory, the registration of plugins, pod-resources.
+//! What the agent does with the kubelet: keeps its plugins registered, and lists pod-resources.
 
-pub mod directory;
 pub mod endpoint;
 pub mod podresources;

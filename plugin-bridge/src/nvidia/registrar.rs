@@ -13,10 +13,10 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::upstream::Upstreams;
-use crate::kubelet::directory::{DirectoryWatch, Stamp};
-use crate::kubelet::endpoint::{EndpointError, bind};
-use crate::proto::deviceplugin::registration_server::{Registration, RegistrationServer};
-use crate::proto::deviceplugin::{Empty, RegisterRequest, VERSION};
+use gpu_migrate_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use gpu_migrate_kubelet_api::deviceplugin::{Empty, RegisterRequest, VERSION};
+use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
+use gpu_migrate_kubelet_api::socket::{BindError, bind};
 
 /// File name in the device plugin directory; `KUBELET_SOCKET` of NVIDIA's plugin is its full path.
 pub const SOCKET: &str = "gpu-migrate@kubelet.sock";
@@ -76,7 +76,7 @@ async fn serve(
     path: &Path,
     directory: &mut DirectoryWatch,
     stop: &CancellationToken,
-) -> Result<ServeEnd, EndpointError> {
+) -> Result<ServeEnd, BindError> {
     let listener = bind(path)?;
     let own = Stamp::of(path);
     let over = stop.child_token();

@@ -14,8 +14,8 @@ use tonic::transport::Channel;
 use super::health::HealthMemory;
 use crate::decide::{DeviceKey, Millis, UpstreamDevice};
 use crate::node::Node;
-use crate::proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use crate::proto::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, RegisterRequest};
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use gpu_migrate_kubelet_api::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, RegisterRequest};
 
 /// How long the plugin gets to serve the socket that it registered, and to answer for its options.
 const DIAL: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use gpu_migrate_model::ask::Demand;
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::names;
 
-use crate::proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
+use gpu_migrate_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 /// How cards are shown to a container; NVIDIA's plugin has the same choices (`--device-list-strategy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]

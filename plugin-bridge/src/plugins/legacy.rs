@@ -11,8 +11,8 @@ use super::{not_written, refused};
 use crate::decide::{AllocateError, LegacyGrant, Resource};
 use crate::node::{Node, NodeEvent};
 use crate::nvidia::{UpstreamError, Upstreams};
-use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
-use crate::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse, DevicePluginOptions, Empty,
     PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,

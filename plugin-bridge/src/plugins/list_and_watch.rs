@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::decide::{ListedDevice, Listing, Resource};
 use crate::node::Node;
-use crate::proto::deviceplugin::{HEALTHY, ListAndWatchResponse, ListWriter, UNHEALTHY};
+use gpu_migrate_kubelet_api::deviceplugin::{HEALTHY, ListAndWatchResponse, ListWriter, UNHEALTHY};
 
 /// The stream type of `ListAndWatch`.
 pub(super) type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;

@@ -17,8 +17,8 @@ use super::{not_written, refused};
 use crate::decide::{AllocateError, Resource, SharedGrant, StartRefusal};
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
-use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
-use crate::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
     DevicePluginOptions, Empty, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,

@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpu_migrate_plugin_bridge::kubelet::endpoint::dial;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_server::{Registration, RegistrationServer};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::*;
-use gpu_migrate_plugin_bridge::proto::podresources::pod_resources_lister_server::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use gpu_migrate_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use gpu_migrate_kubelet_api::deviceplugin::*;
+use gpu_migrate_kubelet_api::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
-use gpu_migrate_plugin_bridge::proto::podresources::{
+use gpu_migrate_kubelet_api::podresources::{
     self, AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
     ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
+use gpu_migrate_kubelet_api::socket::dial;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::UnixListener;

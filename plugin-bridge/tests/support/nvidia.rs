@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::Stream;
-use gpu_migrate_plugin_bridge::kubelet::endpoint::dial;
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use gpu_migrate_kubelet_api::deviceplugin::*;
+use gpu_migrate_kubelet_api::socket::dial;
 use gpu_migrate_plugin_bridge::nvidia::SOCKET;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{
-    DevicePlugin, DevicePluginServer,
-};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_client::RegistrationClient;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::*;
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;

@@ -4,18 +4,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpu_migrate_plugin_bridge::kubelet::directory::Stamp;
-use gpu_migrate_plugin_bridge::kubelet::endpoint::{bind, dial};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_server::{
-    DevicePlugin, DevicePluginServer,
-};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_client::RegistrationClient;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
     Device, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
     VERSION,
 };
+use gpu_migrate_kubelet_api::directory::Stamp;
+use gpu_migrate_kubelet_api::socket::{bind, dial};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
@@ -122,17 +120,16 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let choose =
-            |ask: gpu_migrate_plugin_bridge::proto::deviceplugin::ContainerPreferredAllocationRequest| {
-                let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-                let mut device_ids = ask.must_include_device_ids;
-                for id in ask.available_device_ids {
-                    if device_ids.len() < size && !device_ids.contains(&id) {
-                        device_ids.push(id);
-                    }
+        let choose = |ask: gpu_migrate_kubelet_api::deviceplugin::ContainerPreferredAllocationRequest| {
+            let size = usize::try_from(ask.allocation_size).unwrap_or(0);
+            let mut device_ids = ask.must_include_device_ids;
+            for id in ask.available_device_ids {
+                if device_ids.len() < size && !device_ids.contains(&id) {
+                    device_ids.push(id);
                 }
-                ContainerPreferredAllocationResponse { device_ids }
-            };
+            }
+            ContainerPreferredAllocationResponse { device_ids }
+        };
         let container_responses = request.into_inner().container_requests.into_iter().map(choose).collect();
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }

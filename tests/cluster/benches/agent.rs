@@ -19,19 +19,19 @@ use gpu_migrate_cluster_tests::{
     binaries::{self, Binaries},
     layout::KUBELET_ROOT,
 };
-use gpu_migrate_model::{
-    card::Card,
-    device_id::{Layout, SharedResource},
-    names::Dialect,
-};
-use gpu_migrate_plugin_bridge::{
-    kubelet::endpoint::dial,
-    proto::deviceplugin::{
+use gpu_migrate_kubelet_api::{
+    deviceplugin::{
         AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
         PreferredAllocationRequest, RegisterRequest,
         device_plugin_client::DevicePluginClient,
         registration_server::{Registration, RegistrationServer},
     },
+    socket::dial,
+};
+use gpu_migrate_model::{
+    card::Card,
+    device_id::{Layout, SharedResource},
+    names::Dialect,
 };
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};

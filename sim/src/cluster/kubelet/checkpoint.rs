@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use base64::Engine;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::ContainerAllocateResponse;
+use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -104,7 +104,7 @@ fn fnv(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
+    use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
     #[test]
     fn the_node_agent_reads_what_is_written() {

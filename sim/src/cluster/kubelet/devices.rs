@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_migrate_plugin_bridge::kubelet::endpoint::{bind, dial};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use gpu_migrate_plugin_bridge::proto::deviceplugin::registration_server::{Registration, RegistrationServer};
-use gpu_migrate_plugin_bridge::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use gpu_migrate_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse,
     PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest, VERSION,
 };
+use gpu_migrate_kubelet_api::socket::{bind, dial};
 use parking_lot::Mutex;
 use rand::seq::SliceRandom;
 use tokio::sync::watch;

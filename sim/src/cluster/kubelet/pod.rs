@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpu_migrate_plugin_bridge::proto::deviceplugin::ContainerAllocateResponse;
+use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use rand::seq::SliceRandom;
 use serde_json::{Value, json};

@@ -4,14 +4,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gpu_migrate_plugin_bridge::kubelet::endpoint::bind;
-use gpu_migrate_plugin_bridge::proto::podresources::pod_resources_lister_server::{
+use gpu_migrate_kubelet_api::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
-use gpu_migrate_plugin_bridge::proto::podresources::{
+use gpu_migrate_kubelet_api::podresources::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
     ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
+use gpu_migrate_kubelet_api::socket::bind;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};

@@ -16,8 +16,8 @@ use super::{Trouble, uuid};
 use crate::decide::Millis;
 use crate::nvidia::HealthSource;
 use crate::platform::Sockets;
-use crate::proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use crate::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
     Device, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
@@ -100,7 +100,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let choose = |ask: crate::proto::deviceplugin::ContainerPreferredAllocationRequest| {
+        let choose = |ask: gpu_migrate_kubelet_api::deviceplugin::ContainerPreferredAllocationRequest| {
             let mut device_ids = ask.must_include_device_ids;
             let size = usize::try_from(ask.allocation_size).unwrap();
             for id in ask.available_device_ids {

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, Trouble, cards_of, fresh, uuid};
-use crate::checkpoint::{Checkpoint, DeviationFile};
 use crate::decide::tests::world::{Around, CARDS, GPU};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
+use crate::deviations::DeviationFile;
 use crate::platform::WriteStep;
+use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
 pub(in super::super) struct Pure {
     around: Around,

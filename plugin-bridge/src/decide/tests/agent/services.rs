@@ -32,8 +32,8 @@ use crate::platform::{Clock, Disk, Platform, PodResources, replace};
 use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
 use crate::plugins::shared::{AllocateConfig, SharedPlugin};
-use crate::proto::deviceplugin::device_plugin_server::DevicePlugin;
-use crate::proto::deviceplugin::{
+use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
     ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };

@@ -1,4 +1,4 @@
-//! The kubelet's book of devices, `kubelet_internal_checkpoint`, read without trusting it.
+//! The kubelet checkpoint of devices, `kubelet_internal_checkpoint`, read without trusting it.
 //!
 //! Three shapes are known: device IDs as a flat list (kubelets before 1.20), as a map from NUMA node to list (since), and both of
 //! these with or without the `Data` wrapper, `Checksum` and `BootID`. The checksum is over a Go pretty-print of the struct and is
@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize};
 
 /// File name inside the device plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
@@ -17,7 +17,7 @@ pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 /// Why a checkpoint was refused. Nothing may be concluded from a refused file.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// Not a byte in it: the writer was interrupted.
+    /// No byte in it: the writer was interrupted.
     #[error(
         "checkpoint is empty; expected a JSON object with PodDeviceEntries (the file is being written, or was cut short)"
     )]
@@ -59,11 +59,11 @@ pub struct Entry<'a> {
 /// A checkpoint that was read whole. Borrows from the text it was parsed from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint<'a> {
-    /// Who has which devices. May still list pods that are gone (until the next allocation on the node).
+    /// Which container has which devices. May still list pods that are gone (until the next allocation on the node).
     pub entries: Vec<Entry<'a>>,
     /// How many healthy devices each resource had when it was written.
     pub registered: BTreeMap<Cow<'a, str>, usize>,
-    /// Identity of the boot that wrote it, where the kubelet says so.
+    /// Identity of the boot that wrote it, where the kubelet records it.
     pub boot_id: Option<Cow<'a, str>>,
 }
 
@@ -256,55 +256,6 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// One row of `nvidia_checkpoint`: the kubelet's structure, with the devices that were really given.
-///
-/// A deviation is written when the answer to the kubelet named other devices than it asked for. `DeviceIDs` are the real ones;
-/// `KubeletDeviceIDs` are what the kubelet has in its own book for the same container.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Deviation {
-    /// UID of the pod; empty until the kubelet's own book has said whose devices they are.
-    #[serde(rename = "PodUID", default)]
-    pub pod_uid: String,
-    /// Container, empty like `pod_uid`.
-    #[serde(rename = "ContainerName", default)]
-    pub container: String,
-    /// Name of the resource.
-    #[serde(rename = "ResourceName")]
-    pub resource: String,
-    /// What the container really got, by NUMA node (`"-1"`: unknown).
-    #[serde(rename = "DeviceIDs")]
-    pub actual: BTreeMap<String, Vec<String>>,
-    /// What the kubelet asked for and has in its book.
-    #[serde(rename = "KubeletDeviceIDs")]
-    pub kubelet: Vec<String>,
-    /// Kept for the form: the kubelet stores the plugin's answer here.
-    #[serde(rename = "AllocResp", default)]
-    pub answer: String,
-}
-
-impl Deviation {
-    /// All real device IDs.
-    pub fn actual_ids(&self) -> impl Iterator<Item = &str> {
-        self.actual.values().flatten().map(String::as_str)
-    }
-}
-
-/// `nvidia_checkpoint`: every container whose devices differ from the kubelet's book.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviationFile {
-    /// The rows, wrapped as the kubelet wraps its own.
-    #[serde(rename = "Data")]
-    pub data: DeviationData,
-}
-
-/// The `Data` of [`DeviationFile`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviationData {
-    /// One row per container and resource.
-    #[serde(rename = "PodDeviceEntries")]
-    pub entries: Vec<Deviation>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn null_entries_are_an_empty_book() {
+    fn null_entries_are_an_empty_checkpoint() {
         let read = Checkpoint::parse(
             br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}"#,
         )
@@ -357,25 +308,5 @@ mod tests {
             let error = Checkpoint::parse(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(reason), "{text:?}: {error}");
         }
-    }
-
-    #[test]
-    fn deviations_survive_writing_and_reading() {
-        let file = DeviationFile {
-            data: DeviationData {
-                entries: vec![Deviation {
-                    pod_uid: String::new(),
-                    container: String::new(),
-                    resource: "nvidia.com/gpu".into(),
-                    actual: BTreeMap::from([("0".into(), vec!["GPU-2".into()])]),
-                    kubelet: vec!["GPU-1".into()],
-                    answer: String::new(),
-                }],
-            },
-        };
-        let text = serde_json::to_string(&file).unwrap();
-        assert_eq!(serde_json::from_str::<DeviationFile>(&text).unwrap(), file);
-        let as_kubelets = Checkpoint::parse(text.as_bytes()).unwrap();
-        assert_eq!(ids(&as_kubelets), [["GPU-2"]], "the structure is the kubelet's");
     }
 }

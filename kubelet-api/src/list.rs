@@ -1,9 +1,9 @@
-//! The list of a plugin's devices, which for shares has thousands.
+//! `ListAndWatchResponse` with its thousands of devices in one allocation.
 
 use prost::bytes::Bytes;
 use prost::{DecodeError, Message};
 
-use super::deviceplugin::{Device, NumaNode, TopologyInfo};
+use crate::deviceplugin::{Device, NumaNode, TopologyInfo};
 
 /// `ListAndWatchResponse` of the protocol, each device as its bytes.
 ///
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_what_the_protocol_says() {
+    fn a_list_has_the_bytes_of_the_protocol() {
         // Two times field 1, of 20 and 16 bytes; in each an ID and a health, in the first also the NUMA node 1.
         let near: &[u8] = b"\x0a\x14\x0a\x03c-0\x12\x07Healthy\x1a\x04\x0a\x02\x08\x01";
         let wire = [near, b"\x0a\x10\x0a\x03c-1\x12\x09Unhealthy"].concat();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn a_malformed_device_is_refused() {
         let list = ListAndWatchResponse::decode(b"\x0a\x02\x0a\x09".as_slice()).unwrap();
         assert!(list.devices().is_err());
     }

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use gpu_migrate_plugin_bridge::checkpoint::Checkpoint;
+use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
 fn corpus() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/captures");

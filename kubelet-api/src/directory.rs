@@ -1,7 +1,7 @@
 //! The kubelet's device plugin directory: what changes in it, and which file is still the one that was seen.
 //!
-//! Events are hints and may be lost; the state on disk decides. So a watch only says "look again" ([`DirectoryWatch::changed`]),
-//! on inotify events and on a slow poll behind them, and whoever waits compares [`Stamp`]s.
+//! Events are hints and may be lost; the state on disk decides. So a watch only asks for a re-check ([`DirectoryWatch::changed`]),
+//! on inotify events and on a slow poll behind them, and the caller compares [`Stamp`]s.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use inotify::{Inotify, WatchMask};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often to look even if no event came.
+/// Interval of checks without an event.
 const POLL: Duration = Duration::from_secs(1);
-/// How long to wait before watching a directory again that could not be watched.
+/// Wait before a directory is watched again that could not be watched.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The identity of one file at one moment: another file of the same name, or the same file rewritten, has another stamp.
@@ -41,7 +41,7 @@ impl Stamp {
     }
 }
 
-/// Says when to look at a directory again. Clones share one watcher.
+/// Reports when to check a directory again. Clones share one watcher.
 #[derive(Clone, Debug)]
 pub struct DirectoryWatch {
     path: PathBuf,
@@ -77,7 +77,7 @@ impl DirectoryWatch {
         &self.path
     }
 
-    /// Waits until it is worth looking again: after an event, or after a second.
+    /// Waits for the next event, at most a second.
     pub async fn changed(&mut self) {
         if self.generation.changed().await.is_err() {
             tokio::time::sleep(POLL).await;
