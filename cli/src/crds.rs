@@ -6,13 +6,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 /// One definition and the file it is kept in.
 #[derive(Debug)]
 pub struct CrdFile {
-    /// `<plural>.yaml`.
     pub name: String,
-    /// What stands in it.
     pub yaml: String,
 }
 
-/// All definitions.
 #[must_use]
 pub fn files() -> Vec<CrdFile> {
     crd::definitions().iter().map(file).collect()

@@ -6,7 +6,6 @@ use std::time::Duration;
 /// Quick work shows nothing: what flashes by only disturbs.
 const SHOWN_AFTER: Duration = Duration::from_millis(300);
 
-/// Work in steps.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,

@@ -3,9 +3,9 @@
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 
-/// Control loops of gpu-migrate: labels nodes by GPUConfig, moves projects wave by wave by GPUMigration.
+/// Operator of gpu-migrate: labels nodes by GPUConfig, rolls projects out in waves by GPUMigration.
 ///
-/// Of several replicas one acts, the one that holds the Lease `gpu-migrate-operator`.
+/// Of several replicas the leader acts, which holds the Lease `gpu-migrate-operator`.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpu-migrate-operator", version)]
 pub struct Args {
@@ -15,13 +15,13 @@ pub struct Args {
     /// Namespace of the Lease.
     #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
     pub namespace: String,
-    /// Name of this replica; default: the host's name.
+    /// Identity of this replica in the Lease [default: host name and process ID].
     #[arg(long, env = "GPU_MIGRATE_IDENTITY")]
     pub identity: Option<String>,
-    /// Plain port of /livez, /readyz and /metrics; empty for none.
+    /// Address of /livez, /readyz and /metrics (HTTP); empty for none.
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9405")]
     pub metrics_bind: String,
-    /// How long the Lease is ours without renewal, in seconds. Another replica takes over after that.
+    /// Lease duration in seconds: another replica takes over when it was not renewed for so long.
     #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
     pub lease_seconds: u64,
     /// Form of the log.

@@ -1,107 +1,107 @@
-//! The GPUConfig loop: look, decide ([`crate::nodes`]), carry out. Level-triggered: every round starts from what is there.
+//! The GPUConfig reconciler: observe, decide ([`crate::nodes`]), apply. Level-triggered.
 
-mod look;
+mod observe;
 mod write;
 
 use crate::metrics::Metrics;
-use crate::nodes::decide::{self, NodePlan, Seen, wanted};
-use crate::nodes::{Labels, NodeView, Say, Wanted, daemonsets};
+use crate::nodes::decide::{self, NodeInput, NodePlan, desired};
+use crate::nodes::{Desired, Labels, NodeView, OperatorCondition, daemonsets};
 use crate::pools;
 use gpu_migrate_model::crd::{GPUConfigStatus, GPUShadow, PluginMode};
 use jiff::Timestamp;
 use kube::Client;
-use look::World;
+use observe::ClusterState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often it goes round: so long it takes until a new node has its labels.
-const ROUND: Duration = Duration::from_secs(10);
+/// Reconcile interval; bounds how long a new node stays unlabelled.
+const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Goes round until it is dropped.
+/// Reconciles until it is dropped.
 pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics) {
-    let mut said = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     loop {
-        match round(&client, &namespace, Timestamp::now()).await {
+        match reconcile(&client, &namespace, Timestamp::now()).await {
             Err(error) => {
                 metrics.failures.inc();
-                tracing::warn!(%error, "nodes are not as the GPUConfig wants them; trying again");
+                tracing::warn!(%error, "reconciling nodes with the GPUConfig failed; retrying");
             }
             Ok(problems) => {
-                metrics.bad_templates.set(i64::try_from(problems.len()).unwrap_or(i64::MAX));
-                for problem in problems.difference(&said) {
-                    tracing::warn!(problem, "template not used; what runs from an earlier one stays");
+                metrics.invalid_templates.set(i64::try_from(problems.len()).unwrap_or(i64::MAX));
+                for problem in problems.difference(&reported) {
+                    tracing::warn!(problem, "invalid template; what runs from an earlier version stays");
                 }
-                said = problems;
+                reported = problems;
             }
         }
-        tokio::time::sleep(ROUND).await;
+        tokio::time::sleep(INTERVAL).await;
     }
 }
 
-/// One round over all nodes; returns what is wrong with the templates.
+/// Reconciles all nodes; returns the problems of the templates.
 ///
 /// # Errors
-/// What could not be read or written; the next round starts from what is there.
-pub async fn round(client: &Client, namespace: &str, now: Timestamp) -> kube::Result<BTreeSet<String>> {
-    let world = look::world(client, namespace).await?;
-    let spec = world.config.as_ref().map(|config| &config.spec);
-    let owned = daemonsets::owned(&world.sets);
-    let mut places = BTreeMap::new();
+/// What could not be read or written.
+pub async fn reconcile(client: &Client, namespace: &str, now: Timestamp) -> kube::Result<BTreeSet<String>> {
+    let state = observe::cluster_state(client, namespace).await?;
+    let spec = state.config.as_ref().map(|config| &config.spec);
+    let external = daemonsets::external(&state.sets);
+    let mut desired_nodes = BTreeMap::new();
     let mut plans = BTreeMap::new();
-    for node in &world.nodes {
-        let wanted = wanted(spec, node);
-        let seen = |pods| Seen {
+    for node in &state.nodes {
+        let desired = desired(spec, node);
+        let input = |pods| NodeInput {
             node,
-            wanted: wanted.as_ref(),
-            shadow: world.shadows.get(&node.name).and_then(|shadow| shadow.status.as_ref()),
-            owned: &owned,
+            desired: desired.as_ref(),
+            shadow: state.shadows.get(&node.name).and_then(|shadow| shadow.status.as_ref()),
+            external: &external,
             pods,
-            runs: world.runs.get(&node.name).map_or(&[], Vec::as_slice),
-            templates: &world.templates,
+            runs: state.runs.get(&node.name).map_or(&[], Vec::as_slice),
+            templates: &state.templates,
             namespace,
         };
-        let mut plan = decide::plan(&seen(None));
+        let mut plan = decide::plan(&input(None));
         if plan.count_pods {
-            let pods = look::pods_of(client, &node.name).await?;
-            plan = decide::plan(&seen(Some(&pods)));
+            let pods = observe::pods_of(client, &node.name).await?;
+            plan = decide::plan(&input(Some(&pods)));
         }
         plans.insert(node.name.as_str(), plan);
-        places.insert(node.name.clone(), wanted.filter(|wanted| !wanted.by_hand));
+        desired_nodes.insert(node.name.clone(), desired.filter(|desired| !desired.by_label));
     }
-    carry_out(client, namespace, &world, &plans, now).await;
+    apply_to_nodes(client, namespace, &state, &plans, now).await;
 
-    // A DaemonSet stays as long as a node has the label or is to get it: labels are written before it goes.
-    let current = world.nodes.iter().map(NodeView::current).collect::<Vec<_>>();
+    // A DaemonSet stays while a node has or gets its label: labels are written before it is deleted.
+    let current = state.nodes.iter().map(NodeView::current).collect::<Vec<_>>();
     let labels = plans.values().map(|plan| &plan.labels).chain(&current);
-    let mut sets = decide::sets(labels, &world.our_sets(namespace), &world.templates, namespace);
+    let mut sets = decide::sets(labels, &state.our_sets(namespace), &state.templates, namespace);
     sets.problems.extend(plans.values().filter_map(|plan| plan.problem.clone()));
     let mut problems = sets.problems.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
     problems.extend(write::sets(client, namespace, &sets).await?);
-    if let Some(config) = &world.config {
-        let status = status(&world, &places, &plans, &problems);
+    if let Some(config) = &state.config {
+        let status = status(&state, &desired_nodes, &plans, &problems);
         write::status(client, config, status, now).await?;
     }
     Ok(problems)
 }
 
-/// Carries out what was decided of each node. One that fails does not keep the others: the next round tries it again.
-async fn carry_out(
+/// Applies the plan of each node. A failure of one does not affect the others; it is retried.
+async fn apply_to_nodes(
     client: &Client,
     namespace: &str,
-    world: &World,
+    state: &ClusterState,
     plans: &BTreeMap<&str, NodePlan>,
     now: Timestamp,
 ) {
-    for node in &world.nodes {
+    for node in &state.nodes {
         let Some(plan) = plans.get(node.name.as_str()).filter(|plan| !plan.count_pods) else { continue };
-        let shadow = world.shadows.get(&node.name);
-        if let Err(error) = carry_out_one(client, namespace, node, shadow, plan, now).await {
-            tracing::warn!(node = node.name, %error, "node not as it should be; trying again");
+        let shadow = state.shadows.get(&node.name);
+        if let Err(error) = apply_to_node(client, namespace, node, shadow, plan, now).await {
+            tracing::warn!(node = node.name, %error, "reconciling the node failed; retrying");
         }
     }
 }
 
-async fn carry_out_one(
+async fn apply_to_node(
     client: &Client,
     namespace: &str,
     node: &NodeView,
@@ -109,16 +109,17 @@ async fn carry_out_one(
     plan: &NodePlan,
     now: Timestamp,
 ) -> kube::Result<()> {
-    let mine = node.current().into_iter().filter(|(key, _)| node.ours.contains(*key)).collect::<Labels>();
-    let theirs = |(key, value): (&&str, &String)| node.is(key, value);
-    if plan.forget {
-        // Before the labels, which say that there is something to forget.
-        write::forget(client, node).await?;
+    let current =
+        node.current().into_iter().filter(|(key, _)| node.own_labels.contains(*key)).collect::<Labels>();
+    let is_set = |(key, value): (&&str, &String)| node.is(key, value);
+    if plan.delete_shadow {
+        // Before the labels, from which the deletion is decided.
+        write::delete_shadow(client, node).await?;
     }
-    if mine != plan.labels && !(mine.is_empty() && plan.labels.iter().all(theirs)) {
+    if current != plan.labels && !(current.is_empty() && plan.labels.iter().all(is_set)) {
         write::labels(client, node, &plan.labels).await?;
     }
-    write::shadow(client, node, shadow.filter(|_| !plan.forget), plan, now).await?;
+    write::shadow(client, node, shadow.filter(|_| !plan.delete_shadow), plan, now).await?;
     for pod in &plan.remove {
         write::remove_pod(client, namespace, pod).await?;
     }
@@ -128,65 +129,84 @@ async fn carry_out_one(
     }
 }
 
-/// What the GPUConfig says of it all. Its conditions' times are settled when it is written.
+/// Status and conditions of the GPUConfig.
 fn status(
-    world: &World,
-    places: &BTreeMap<String, Option<Wanted>>,
+    state: &ClusterState,
+    desired: &BTreeMap<String, Option<Desired>>,
     plans: &BTreeMap<&str, NodePlan>,
     problems: &BTreeSet<String>,
-) -> (GPUConfigStatus, Vec<Say>) {
+) -> (GPUConfigStatus, Vec<OperatorCondition>) {
     let ready =
-        world.shadows.iter().filter(|(_, shadow)| look::is_ready(shadow)).map(|(name, _)| name.clone());
+        state.shadows.iter().filter(|(_, shadow)| observe::is_ready(shadow)).map(|(name, _)| name.clone());
     let ready = ready.collect::<BTreeSet<_>>();
-    let pools = places
+    let pools = desired
         .iter()
-        .map(|(name, wanted)| (name.clone(), wanted.as_ref().map(|wanted| wanted.place.clone())))
+        .map(|(name, desired)| (name.clone(), desired.as_ref().map(|desired| desired.settings.clone())))
         .collect::<BTreeMap<_, _>>();
-    let config = world.config.as_ref();
+    let config = state.config.as_ref();
     let spec = config.map(|config| config.spec.clone()).unwrap_or_default();
     let status = pools::status(&spec, config.and_then(|config| config.metadata.generation), &pools, &ready);
-    let agents =
-        pools.iter().filter(|(_, place)| place.as_ref().is_some_and(|p| p.plugin != PluginMode::Legacy));
+    let agents = pools
+        .iter()
+        .filter(|(_, settings)| settings.as_ref().is_some_and(|s| s.plugin != PluginMode::Legacy));
     let waiting = agents.filter(|(name, _)| !ready.contains(*name)).map(|(name, _)| name.as_str());
     let waiting = waiting.collect::<Vec<_>>();
-    let of = |kind: &str, holds: bool| {
-        let says = plans.iter().flat_map(|(node, plan)| plan.says.iter().map(move |say| (*node, say)));
-        says.filter(move |(_, say)| say.kind == kind && say.holds == holds)
-            .map(|(node, say)| format!("{node}: {}", say.message))
+    let of = |kind: &str, status: bool| {
+        let all = plans.iter().flat_map(|(node, plan)| plan.conditions.iter().map(move |one| (*node, one)));
+        all.filter(move |(_, one)| one.kind == kind && one.status == status)
+            .map(|(node, one)| format!("{node}: {}", one.message))
             .collect::<Vec<_>>()
     };
     let summary = |kind, reason, quiet: &str, found: Vec<String>| match found.is_empty() {
-        true => Say::new(kind, false, "None", quiet),
-        false => Say::new(kind, true, reason, some_of(&found)),
+        true => OperatorCondition::new(kind, false, "None", quiet),
+        false => OperatorCondition::new(kind, true, reason, some_of(&found)),
     };
-    let says = vec![
+    let conditions = vec![
         match waiting.is_empty() {
-            true => Say::new("Ready", true, "AllReport", "every node that is to have an agent reports"),
-            false => Say::new(
+            true => OperatorCondition::new(
+                "Ready",
+                true,
+                "AllReady",
+                "the node agent of every node that needs one is ready",
+            ),
+            false => OperatorCondition::new(
                 "Ready",
                 false,
                 "Waiting",
-                format!("{} nodes do not report: {}", waiting.len(), some_of(&waiting)),
+                format!("{} nodes have no ready node agent: {}", waiting.len(), some_of(&waiting)),
             ),
         },
-        summary("PluginConflict", "TwoPlugins", "no card is handed out by two", of("PluginConflict", true)),
+        summary(
+            "PluginConflict",
+            "TwoPlugins",
+            "no card is allocated by two plugins",
+            of("PluginConflict", true),
+        ),
         summary(
             "DriverMismatch",
             "Differs",
-            "no driver differs from the wanted one",
+            "every driver has the desired version",
             of("DriverMatches", false),
         ),
         match problems.is_empty() {
-            true => Say::new("TemplatesValid", true, "Valid", "every template that is needed can be used"),
-            false => {
-                Say::new("TemplatesValid", false, "Invalid", some_of(&problems.iter().collect::<Vec<_>>()))
-            }
+            true => OperatorCondition::new(
+                "TemplatesValid",
+                true,
+                "Valid",
+                "every template that is needed is valid",
+            ),
+            false => OperatorCondition::new(
+                "TemplatesValid",
+                false,
+                "Invalid",
+                some_of(&problems.iter().collect::<Vec<_>>()),
+            ),
         },
     ];
-    (status, says)
+    (status, conditions)
 }
 
-/// The first of many: a condition is read by people.
+/// The first five, and how many more.
 fn some_of<T: AsRef<str>>(all: &[T]) -> String {
     const SHOWN: usize = 5;
     let shown = all.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join("; ");

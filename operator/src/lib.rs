@@ -1,8 +1,8 @@
-//! Control loops for GPUConfig and GPUMigration.
+//! Operator: reconciles GPUConfig and GPUMigration.
 //!
-//! What decides is pure: [`waves`] (what moves, waits or goes back), [`project`] (which workloads are a project's, and
-//! how they are), [`pools`] (which pool a node is of), [`nodes`] (what it gets, and how it moves), [`patches`] (what is
-//! written). Around it: `migrations` and `config` (the loops), `query` (a gate's question to Prometheus), [`run`] (leader election, health, shutdown).
+//! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`pools`] (settings of a node), [`nodes`] (its
+//! components and the steps between plugin modes), [`patches`] (bodies of writes). Feature `server`: `migrations` and `config` (the
+//! reconcilers), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown).
 
 #[cfg(feature = "server")]
 pub mod args;

@@ -1,4 +1,4 @@
-//! What is counted.
+//! Prometheus metrics.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -9,19 +9,15 @@ use prometheus_client::registry::Registry;
 /// The operator's metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
-    /// 1 while this replica acts.
     pub(crate) leading: Gauge,
-    /// Rounds through all policies.
-    pub(crate) rounds: Counter,
-    /// Rounds that failed.
+    pub(crate) reconciles: Counter,
     pub(crate) failures: Counter,
-    /// Templates that could not be used in the last round over the nodes.
-    pub(crate) bad_templates: Gauge,
-    /// Workloads sent over and taken back.
+    /// Templates that could not be used in the last reconciliation of the nodes.
+    pub(crate) invalid_templates: Gauge,
     pub(crate) actions: Family<ActionLabels, Counter>,
 }
 
-/// `action`: `send` or `take_back`.
+/// `action`: `convert` or `roll_back`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ActionLabels {
     pub(crate) action: &'static str,
@@ -32,18 +28,22 @@ impl Metrics {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("gpu_migrate_operator");
         registry.register("leading", "1 while this replica acts", metrics.leading.clone());
-        registry.register("rounds", "Rounds through all policies", metrics.rounds.clone());
+        registry.register("reconciles", "Reconciliations of all policies", metrics.reconciles.clone());
         registry.register(
-            "failures",
-            "Rounds in which something could not be read or written",
+            "reconcile_failures",
+            "Reconciliations that failed and are retried",
             metrics.failures.clone(),
         );
         registry.register(
-            "bad_templates",
+            "invalid_templates",
             "Templates of node components that cannot be used",
-            metrics.bad_templates.clone(),
+            metrics.invalid_templates.clone(),
         );
-        registry.register("actions", "Workloads sent over to shares and taken back", metrics.actions.clone());
+        registry.register(
+            "actions",
+            "Workloads restarted to be converted or rolled back",
+            metrics.actions.clone(),
+        );
         metrics
     }
 }

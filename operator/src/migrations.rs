@@ -1,4 +1,4 @@
-//! The GPUMigration loop: list, decide, write the status, act. Level-triggered: every round starts from what is there.
+//! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered.
 
 use crate::metrics::{ActionLabels, Metrics};
 use crate::project::{Listed, Workload, missing};
@@ -19,18 +19,16 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// Field manager of all that the operator writes.
 pub(crate) const MANAGER: &str = "gpu-migrate-operator";
-/// How often policies are looked for, and those under way looked at.
-const ROUND: Duration = Duration::from_secs(2);
-/// How often a policy is looked at when nothing is under way.
-const AT_REST: Duration = Duration::from_secs(30);
+/// Reconcile interval of policies that are in progress.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Reconcile interval of policies that are not.
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The loop over all policies.
 pub(crate) struct Migrations {
     client: Client,
     metrics: Metrics,
-    /// When each policy is due again, and the generation it was last looked at with.
+    /// Last reconciled generation of each policy and when it is due again.
     due: BTreeMap<String, (Option<i64>, Timestamp)>,
 }
 
@@ -39,20 +37,20 @@ impl Migrations {
         Self { client, metrics, due: BTreeMap::new() }
     }
 
-    /// Goes round until it is dropped.
+    /// Reconciles until it is dropped.
     pub(crate) async fn run(mut self) {
         loop {
-            self.metrics.rounds.inc();
-            if let Err(error) = self.round(Timestamp::now()).await {
+            self.metrics.reconciles.inc();
+            if let Err(error) = self.reconcile_all(Timestamp::now()).await {
                 self.metrics.failures.inc();
-                tracing::warn!(%error, "round not finished; trying again");
+                tracing::warn!(%error, "listing policies and workloads failed; retrying");
             }
-            tokio::time::sleep(ROUND).await;
+            tokio::time::sleep(INTERVAL).await;
         }
     }
 
-    /// One round: every policy that is due. One that fails does not keep the others.
-    pub(crate) async fn round(&mut self, now: Timestamp) -> kube::Result<()> {
+    /// Reconciles every policy that is due. A failure of one does not affect the others.
+    pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<()> {
         let policies =
             Api::<GPUMigration>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         self.due.retain(|name, _| policies.iter().any(|policy| policy.name_any() == *name));
@@ -69,20 +67,20 @@ impl Migrations {
         let listed = self.list().await?;
         for policy in due {
             let name = policy.name_any();
-            let again = match self.reconcile(&policy, &listed, now).await {
-                Ok(again) => again,
+            let requeue_after = match self.reconcile(&policy, &listed, now).await {
+                Ok(requeue_after) => requeue_after,
                 Err(error) => {
                     self.metrics.failures.inc();
-                    tracing::warn!(policy = name, %error, "policy not carried on; trying again");
-                    ROUND
+                    tracing::warn!(policy = name, %error, "reconcile failed; retrying");
+                    INTERVAL
                 }
             };
-            self.due.insert(name, (policy.metadata.generation, now + again));
+            self.due.insert(name, (policy.metadata.generation, now + requeue_after));
         }
         Ok(())
     }
 
-    /// Decides one policy and carries it out; returns when to look again.
+    /// Reconciles one policy; returns when it is due again.
     async fn reconcile(
         &self,
         policy: &GPUMigration,
@@ -96,38 +94,38 @@ impl Migrations {
             step(Input { spec: &policy.spec, generation, status: &status, seen: &seen, answer, now })
         };
         let mut decision = decide(None);
-        if let (true, Some(asked)) = (decision.ask, &policy.spec.rollout.gate.query) {
-            decision = decide(Some(&query::ask(asked).await));
+        if let (true, Some(asked)) = (decision.needs_query, &policy.spec.rollout.gate.query) {
+            decision = decide(Some(&query::evaluate(asked).await));
         }
         let missing = missing(&policy.spec, &seen);
         let name = policy.name_any();
         let of = (name.as_str(), policy.metadata.resource_version.as_deref());
         let body = patches::status(of, &decision, counts, &missing, &status.conditions, now);
-        // The status first: if we die between the two, the next operator finds the wave and sends what is missing.
+        // The status first: after a crash between the two, the next operator continues the wave.
         Api::<GPUMigration>::all(self.client.clone())
             .patch_status(&policy.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(&body))
             .await?;
         for action in &decision.actions {
             self.act(action, listed, now).await?;
         }
-        self.tell(policy, &decision).await;
-        Ok(decision.again.unwrap_or(AT_REST))
+        self.publish_event(policy, &decision).await;
+        Ok(decision.requeue_after.unwrap_or(IDLE_INTERVAL))
     }
 
     async fn act(&self, action: &Action, listed: &Listed, now: Timestamp) -> kube::Result<()> {
-        let (Action::Send(key) | Action::TakeBack(key)) = action;
+        let (Action::Convert(key) | Action::RollBack(key)) = action;
         let (key, patch) = patches::action(action, listed.version(key), now);
         let (group, verb) = match (key.kind.as_str(), action) {
-            ("CronJob", Action::Send(_)) => ("batch", "send"),
-            ("CronJob", Action::TakeBack(_)) => ("batch", "take_back"),
-            (_, Action::Send(_)) => ("apps", "send"),
-            (_, Action::TakeBack(_)) => ("apps", "take_back"),
+            ("CronJob", Action::Convert(_)) => ("batch", "convert"),
+            ("CronJob", Action::RollBack(_)) => ("batch", "roll_back"),
+            (_, Action::Convert(_)) => ("apps", "convert"),
+            (_, Action::RollBack(_)) => ("apps", "roll_back"),
         };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", &key.kind));
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch_metadata(&key.name, &params, &Patch::Merge(&patch)).await {
-            // Deleted meanwhile: the next round does not see it any more.
+            // Deleted meanwhile.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(error) => Err(error),
             Ok(_) => {
@@ -138,14 +136,14 @@ impl Migrations {
         }
     }
 
-    /// Events are for people: one that cannot be written is logged, and that is all. Each has a recorder of its own: one recorder
-    /// would fold what has the same reason into a series, and the second wave would have the words of the first.
-    async fn tell(&self, policy: &GPUMigration, decision: &Decision) {
+    /// Best effort. Each Event has its own recorder: one recorder would merge Events of the same reason into a series, and the
+    /// second wave would show the message of the first.
+    async fn publish_event(&self, policy: &GPUMigration, decision: &Decision) {
         let Some((reason, note)) = &decision.event else { return };
         tracing::info!(policy = policy.name_any(), reason, note);
-        let bad = matches!(*reason, "WaveFailed" | "WaveTakenBack");
+        let warning = matches!(*reason, "WaveFailed" | "WaveRolledBack");
         let event = Event {
-            type_: if bad { EventType::Warning } else { EventType::Normal },
+            type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: (*reason).to_owned(),
             note: Some(note.clone()),
             action: "Rollout".to_owned(),
@@ -153,7 +151,7 @@ impl Migrations {
         };
         let recorder = Recorder::new(self.client.clone(), MANAGER.into());
         if let Err(error) = recorder.publish(&event, &policy.object_ref(&())).await {
-            tracing::warn!(policy = policy.name_any(), %error, "event not written");
+            tracing::warn!(policy = policy.name_any(), %error, "publishing an Event failed");
         }
     }
 
@@ -195,7 +193,7 @@ mod tests {
     /// Method and path, and body, of every write.
     type Written = Arc<Mutex<Vec<(String, Value)>>>;
 
-    /// An API server that answers lists from a table, says yes to every write, and remembers what was written.
+    /// An API server that answers lists from a table, accepts every write, and records it.
     fn server(lists: Value) -> (Client, Written) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&written);
@@ -236,10 +234,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_round_writes_the_status_before_it_acts_and_says_so() {
+    async fn the_status_is_written_before_the_workload_and_the_event() {
         let (client, written) = server(cluster(json!({})));
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        Migrations::new(client, Metrics::default()).round(now).await.unwrap();
+        Migrations::new(client, Metrics::default()).reconcile_all(now).await.unwrap();
         let written = written.lock().unwrap();
         let calls = written.iter().map(|(call, _)| call.as_str()).collect::<Vec<_>>();
         assert_eq!(
@@ -257,17 +255,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_policy_at_rest_is_not_looked_at_every_round() {
+    async fn an_idle_policy_is_reconciled_less_often() {
         let complete = json!({"phase": "Complete", "wave": 0, "observedGeneration": 1});
         let mut lists = cluster(complete);
         lists["deployments"] = json!([]);
         let (client, written) = server(lists);
         let mut migrations = Migrations::new(client, Metrics::default());
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        migrations.round(now).await.unwrap();
-        migrations.round(now + Duration::from_secs(10)).await.unwrap();
+        migrations.reconcile_all(now).await.unwrap();
+        migrations.reconcile_all(now + Duration::from_secs(10)).await.unwrap();
         assert_eq!(written.lock().unwrap().len(), 1);
-        migrations.round(now + Duration::from_secs(31)).await.unwrap();
+        migrations.reconcile_all(now + Duration::from_secs(31)).await.unwrap();
         assert_eq!(written.lock().unwrap().len(), 2);
     }
 }

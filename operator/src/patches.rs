@@ -1,4 +1,4 @@
-//! What is written to the cluster, as bodies. Pure.
+//! Bodies of the patches that the operator writes. Pure.
 
 use crate::waves::{Action, Decision, Key};
 use gpu_migrate_model::crd::{Counts, MigrationPhase};
@@ -11,14 +11,13 @@ use std::collections::BTreeSet;
 /// The merge patch of a workload that carries out an action. The label and the annotation change the pod template,
 /// which is what makes its controller roll it out.
 ///
-/// With the `resourceVersion` that the decision was made from the API server refuses it once anybody has changed the workload
-/// since. So an operator that stood still for longer than its Lease, and wakes in the middle of a round, cannot restart what
-/// its successor has restarted.
+/// It carries the `resourceVersion` that the decision was made from, so the API server refuses it if the workload has changed
+/// since. An operator that was suspended for longer than its Lease cannot restart what its successor has restarted.
 #[must_use]
 pub fn action<'a>(action: &'a Action, version: Option<&str>, now: Timestamp) -> (&'a Key, Value) {
     let (key, label) = match action {
-        Action::Send(key) => (key, json!("true")),
-        Action::TakeBack(key) => (key, Value::Null),
+        Action::Convert(key) => (key, json!("true")),
+        Action::RollBack(key) => (key, Value::Null),
     };
     let template = json!({"metadata": {
         "labels": {names::CONVERT: label},
@@ -34,8 +33,7 @@ pub fn action<'a>(action: &'a Action, version: Option<&str>, now: Timestamp) -> 
     (key, patch)
 }
 
-/// The status to apply, with the conditions that are the operator's. Others' conditions are theirs. With the policy's
-/// `resourceVersion`, for the reason that [`action`] gives.
+/// The status to apply, with the operator's own conditions and, as in [`action`], the `resourceVersion`.
 #[must_use]
 pub fn status(
     (name, version): (&str, Option<&str>),
@@ -52,10 +50,10 @@ pub fn status(
         status.phase,
         MigrationPhase::Running | MigrationPhase::Gating | MigrationPhase::RollingBack
     );
-    let mut message = decision.why.clone();
+    let mut message = decision.message.clone();
     if !missing.is_empty() {
         let names = missing.iter().cloned().collect::<Vec<_>>().join(", ");
-        message += &format!("; named in a wave and not there: {names}");
+        message += &format!("; spec.rollout.waves names workloads that do not exist: {names}");
     }
     let condition = |kind: &str, on: bool| {
         let state = if on { "True" } else { "False" };
@@ -79,7 +77,7 @@ pub fn status(
     })
 }
 
-/// Why the last wave failed. `Ready` tells what goes on now; this stays until the wave is tried again.
+/// The condition `WaveFailed`: it stays until the wave is retried, whatever `Ready` says meanwhile.
 fn failure(decision: &Decision, before: &[Condition], now: Timestamp) -> Option<Condition> {
     const FAILED: &str = "WaveFailed";
     if let Some((FAILED, why)) = &decision.event {
@@ -108,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_of_a_failure_stays_until_it_is_tried_again() {
+    fn the_cause_of_a_failure_stays_until_it_is_retried() {
         let decision = |phase, event: Option<(&'static str, String)>| Decision {
-            why: "now".into(),
+            message: "now".into(),
             status: gpu_migrate_model::crd::GPUMigrationStatus { phase, wave: Some(1), ..Default::default() },
             actions: Vec::new(),
-            again: None,
-            ask: false,
+            requeue_after: None,
+            needs_query: false,
             event,
         };
         let write = |decision: &Decision, before: &[Condition]| {
@@ -131,16 +129,19 @@ mod tests {
     }
 
     #[test]
-    fn sending_sets_the_label_and_taking_back_removes_it() {
+    fn converting_adds_the_label_and_rolling_back_removes_it() {
         let key = Key { kind: "Deployment".into(), namespace: "n".into(), name: "d".into() };
-        let send = Action::Send(key.clone());
-        let (_, send) = action(&send, Some("7"), now());
-        assert_eq!(send["metadata"]["resourceVersion"], "7", "of what was seen, or not at all");
-        assert_eq!(send["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": "true"}));
-        let back = Action::TakeBack(key);
+        let convert = Action::Convert(key.clone());
+        let (_, convert) = action(&convert, Some("7"), now());
+        assert_eq!(convert["metadata"]["resourceVersion"], "7", "only if it has not changed since");
+        assert_eq!(
+            convert["spec"]["template"]["metadata"]["labels"],
+            json!({"gpu-migrate.io/convert": "true"})
+        );
+        let back = Action::RollBack(key);
         let (_, back) = action(&back, None, now());
         assert_eq!(back["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": null}));
-        let cron = Action::Send(Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() });
+        let cron = Action::Convert(Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() });
         let (_, cron) = action(&cron, None, now());
         assert!(cron.pointer("/spec/jobTemplate/spec/template/metadata/labels").is_some());
     }

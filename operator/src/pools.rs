@@ -1,4 +1,4 @@
-//! Which pool a node belongs to, and what that makes of it. Pure.
+//! The pool of a node and its settings. Pure.
 
 use gpu_migrate_model::crd::{
     Driver, Exporter, GPUConfigSpec, GPUConfigStatus, Isolation, PluginMode, PoolStatus,
@@ -6,36 +6,31 @@ use gpu_migrate_model::crd::{
 use kube::core::{Selector, SelectorExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a node is to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// Its pool; `None` for a node that is named on its own.
+pub struct NodeSettings {
+    /// Its pool; `None` for an orphan node.
     pub pool: Option<String>,
-    /// Which plugin serves it.
     pub plugin: PluginMode,
-    /// How shares are kept apart.
     pub isolation: Isolation,
-    /// Which exporter runs on it.
     pub exporter: Exporter,
-    /// The driver that is wanted.
     pub driver: Option<Driver>,
 }
 
-/// Where a node belongs: single nodes come before pools, and the first pool that matches counts.
+/// Settings of a node: orphan nodes come before pools, and the first pool that matches wins.
 ///
-/// A pool without any condition matches no node: an empty selector is far more often a mistake than a wish.
+/// An empty selector matches no node: it is more often a mistake than an intent.
 #[must_use]
-pub fn place(spec: &GPUConfigSpec, node: &str, labels: &BTreeMap<String, String>) -> Option<Place> {
+pub fn settings(spec: &GPUConfigSpec, node: &str, labels: &BTreeMap<String, String>) -> Option<NodeSettings> {
     let orphan = spec.orphan_nodes.iter().find(|orphans| orphans.nodes.iter().any(|name| name == node));
     if let Some(orphans) = orphan {
         let (isolation, exporter) = (orphans.isolation, orphans.exporter);
-        return Some(Place { pool: None, plugin: orphans.plugin, isolation, exporter, driver: None });
+        return Some(NodeSettings { pool: None, plugin: orphans.plugin, isolation, exporter, driver: None });
     }
     let pool = spec.node_pools.iter().find(|pool| {
         Selector::try_from(pool.selector.clone())
             .is_ok_and(|selector| !selector.selects_all() && selector.matches(labels))
     })?;
-    Some(Place {
+    Some(NodeSettings {
         pool: Some(pool.name.clone()),
         plugin: pool.plugin,
         isolation: pool.isolation,
@@ -44,12 +39,12 @@ pub fn place(spec: &GPUConfigSpec, node: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Counts for the status. `ready` are the nodes whose agent reports; a Legacy node needs none.
+/// Counts for the status. `ready` are the nodes whose agent is ready; a Legacy node needs none.
 #[must_use]
 pub fn status(
     spec: &GPUConfigSpec,
     generation: Option<i64>,
-    places: &BTreeMap<String, Option<Place>>,
+    places: &BTreeMap<String, Option<NodeSettings>>,
     ready: &BTreeSet<String>,
 ) -> GPUConfigStatus {
     let placed = places.values().flatten().count();
@@ -96,7 +91,7 @@ mod tests {
 
     fn at(node: &str, labels: &[(&str, &str)]) -> Option<(Option<String>, PluginMode)> {
         let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        place(&spec(), node, &labels).map(|place| (place.pool, place.plugin))
+        settings(&spec(), node, &labels).map(|place| (place.pool, place.plugin))
     }
 
     #[test]
@@ -110,8 +105,13 @@ mod tests {
 
     #[test]
     fn the_status_counts_pools_and_reporting_agents() {
-        let a100 =
-            || Some(Place { pool: Some("a100".into()), plugin: PluginMode::Bridged, ..Place::default() });
+        let a100 = || {
+            Some(NodeSettings {
+                pool: Some("a100".into()),
+                plugin: PluginMode::Bridged,
+                ..NodeSettings::default()
+            })
+        };
         let places =
             BTreeMap::from([("a".to_owned(), a100()), ("b".to_owned(), a100()), ("c".to_owned(), None)]);
         let status = status(&spec(), Some(2), &places, &BTreeSet::from(["a".to_owned(), "c".to_owned()]));

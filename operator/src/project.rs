@@ -1,6 +1,6 @@
-//! From what the API server lists to the workloads of a project. Pure.
+//! The workloads of a project, from lists of the API server. Pure.
 
-use crate::waves::{Key, Means, Seen};
+use crate::waves::{Key, Management, ObservedWorkload};
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::crd::{Counts, GPUMigrationSpec};
 use gpu_migrate_model::names::{self, Dialect};
@@ -11,28 +11,26 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::core::{Selector, SelectorExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A workload as its controller's object tells it.
+/// A workload, read from a Deployment, StatefulSet, DaemonSet or CronJob.
 #[derive(Clone, Debug)]
 pub struct Workload {
     key: Key,
-    /// Its `resourceVersion`: what is decided from it is written to it as it was, or not at all.
+    /// Its `resourceVersion`: patches are refused if it has changed since.
     version: Option<String>,
     template: PodTemplateSpec,
     selector: LabelSelector,
     /// All pods are of the newest template and ready.
-    settled: bool,
-    /// A change of the template is rolled out by its controller.
-    rolls_out: bool,
+    rolled_out: bool,
+    /// Its controller rolls out a change of the template.
+    restartable: bool,
 }
 
-/// What was listed: opted-in namespaces, and in them what makes pods, and the pods.
+/// Opted-in namespaces with their workloads and pods.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
-    /// Opted-in namespaces.
     pub namespaces: Vec<Namespace>,
     /// Deployments, StatefulSets, DaemonSets, CronJobs.
     pub workloads: Vec<Workload>,
-    /// Pods.
     pub pods: Vec<Pod>,
 }
 
@@ -45,9 +43,9 @@ impl Listed {
 
     /// The workloads and bare pods of a policy, and its pods by kind.
     #[must_use]
-    pub fn of_policy(&self, name: &str, spec: &GPUMigrationSpec) -> (Vec<Seen>, Counts) {
+    pub fn of_policy(&self, name: &str, spec: &GPUMigrationSpec) -> (Vec<ObservedWorkload>, Counts) {
         let namespaces = self.projects();
-        let ours = |meta: &ObjectMeta, template: &BTreeMap<String, String>| {
+        let in_policy = |meta: &ObjectMeta, template: &BTreeMap<String, String>| {
             let namespace = meta.namespace.as_deref().unwrap_or_default();
             let Some(of_namespace) = namespaces.get(namespace) else { return false };
             let project = template.get(names::PROJECT).map(String::as_str).or(*of_namespace);
@@ -56,18 +54,18 @@ impl Listed {
         let pods = self
             .pods
             .iter()
-            .filter(|pod| ours(&pod.metadata, labels(&pod.metadata)) && !is_finished(pod))
+            .filter(|pod| in_policy(&pod.metadata, labels(&pod.metadata)) && !is_finished(pod))
             .collect::<Vec<_>>();
         let mut seen = Vec::new();
         for workload in &self.workloads {
             let template = workload.labels();
             let meta =
                 ObjectMeta { namespace: Some(workload.key.namespace.clone()), ..ObjectMeta::default() };
-            if ours(&meta, template) && workload.concerns_us() {
-                seen.push(workload.seen(&pods));
+            if in_policy(&meta, template) && workload.is_relevant() {
+                seen.push(workload.observe(&pods));
             }
         }
-        seen.extend(pods.iter().filter_map(|pod| left_to_its_owner(pod)));
+        seen.extend(pods.iter().filter_map(|pod| unmanaged_owner(pod)));
         (seen, counts(name, &pods))
     }
 
@@ -105,7 +103,7 @@ fn matches(spec: &GPUMigrationSpec, namespace: &str, pod_labels: &BTreeMap<Strin
     !opted_out && narrowed
 }
 
-/// A selector that cannot be read selects nothing.
+/// An invalid selector selects nothing.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }
@@ -115,11 +113,11 @@ fn is_finished(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-fn was_sent(labels: &BTreeMap<String, String>) -> bool {
+fn is_labelled(labels: &BTreeMap<String, String>) -> bool {
     labels.get(names::CONVERT).is_some_and(|value| value == "true")
 }
 
-fn asks_for_whole_cards(pod: &Pod) -> bool {
+fn requests_whole_cards(pod: &Pod) -> bool {
     PodAsk::of(pod, &Dialect::default()).is_ok_and(|ask| ask.containers.iter().any(|c| c.demand.legacy > 0))
 }
 
@@ -129,16 +127,16 @@ impl Workload {
         self.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref()).unwrap_or(&NONE)
     }
 
-    /// It asks for whole cards, or it was sent over once.
-    fn concerns_us(&self) -> bool {
+    /// It requests whole cards, or it is labelled.
+    fn is_relevant(&self) -> bool {
         let pod = Pod { spec: self.template.spec.clone(), ..Pod::default() };
-        was_sent(self.labels()) || asks_for_whole_cards(&pod)
+        is_labelled(self.labels()) || requests_whole_cards(&pod)
     }
 
-    fn seen(&self, pods: &[&Pod]) -> Seen {
+    fn observe(&self, pods: &[&Pod]) -> ObservedWorkload {
         let newest = pods.iter().filter(|pod| {
             pod.metadata.namespace.as_deref() == Some(&self.key.namespace)
-                && was_sent(labels(&pod.metadata))
+                && is_labelled(labels(&pod.metadata))
                 && selects(&self.selector, labels(&pod.metadata))
         });
         let restarts = |pod: &&&Pod| {
@@ -150,21 +148,21 @@ impl Workload {
                 .max(of(status.and_then(|s| s.init_container_statuses.as_ref())))
         };
         let unconverted = newest.clone().filter(|pod| annotation(pod, names::POLICY).is_none()).count();
-        Seen {
+        ObservedWorkload {
             key: self.key.clone(),
-            means: if self.rolls_out { Means::Restart } else { Means::Report },
-            sent: was_sent(self.labels()),
-            settled: self.settled,
+            management: if self.restartable { Management::Restart } else { Management::Unmanaged },
+            labelled: is_labelled(self.labels()),
+            rolled_out: self.rolled_out,
             restarts: newest.clone().map(|pod| restarts(&pod)).max().unwrap_or(0).try_into().unwrap_or(0),
             unconverted: u32::try_from(unconverted).unwrap_or(u32::MAX),
         }
     }
 }
 
-/// Pods that no controller of ours makes: bare ones, and those of Jobs and of other controllers.
-fn left_to_its_owner(pod: &Pod) -> Option<Seen> {
+/// The owner of a pod that the operator does not restart: a bare pod, a Job, another controller.
+fn unmanaged_owner(pod: &Pod) -> Option<ObservedWorkload> {
     const MOVED: [&str; 3] = ["ReplicaSet", "StatefulSet", "DaemonSet"];
-    if !asks_for_whole_cards(pod) {
+    if !requests_whole_cards(pod) {
         return None;
     }
     let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
@@ -174,22 +172,29 @@ fn left_to_its_owner(pod: &Pod) -> Option<Seen> {
         None => ("Pod".to_owned(), pod.metadata.name.clone().unwrap_or_default()),
     };
     let key = Key { kind, namespace: pod.metadata.namespace.clone().unwrap_or_default(), name };
-    Some(Seen { key, means: Means::Report, sent: false, settled: true, restarts: 0, unconverted: 0 })
+    Some(ObservedWorkload {
+        key,
+        management: Management::Unmanaged,
+        labelled: false,
+        rolled_out: true,
+        restarts: 0,
+        unconverted: 0,
+    })
 }
 
 fn counts(policy: &str, pods: &[&Pod]) -> Counts {
-    let made_by_us = |pod: &&&Pod| {
+    let converted_by_policy = |pod: &&&Pod| {
         annotation(pod, names::POLICY)
             .and_then(|value| value.rsplit_once('@'))
             .is_some_and(|(name, _)| name == policy)
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let legacy = pods.iter().filter(|pod| asks_for_whole_cards(pod)).collect::<Vec<_>>();
-    let sent = legacy.iter().filter(|pod| was_sent(labels(&pod.metadata))).count();
+    let legacy = pods.iter().filter(|pod| requests_whole_cards(pod)).collect::<Vec<_>>();
+    let labelled = legacy.iter().filter(|pod| is_labelled(labels(&pod.metadata))).count();
     Counts {
-        converted: count(pods.iter().filter(made_by_us).count()),
-        legacy: count(legacy.len() - sent),
-        unconvertible: count(sent),
+        converted: count(pods.iter().filter(converted_by_policy).count()),
+        legacy: count(legacy.len() - labelled),
+        unconvertible: count(labelled),
     }
 }
 
@@ -197,13 +202,12 @@ fn key(kind: &str, meta: &ObjectMeta) -> Option<Key> {
     Some(Key { kind: kind.to_owned(), namespace: meta.namespace.clone()?, name: meta.name.clone()? })
 }
 
-/// The controller has seen the newest spec.
+/// The controller has observed the newest spec.
 fn is_current(meta: &ObjectMeta, observed: Option<i64>) -> bool {
     observed >= meta.generation
 }
 
 impl Workload {
-    /// Of a Deployment.
     #[must_use]
     pub fn of_deployment(object: &Deployment) -> Option<Self> {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
@@ -214,13 +218,12 @@ impl Workload {
             version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
-            settled: is_current(&object.metadata, status.observed_generation)
+            rolled_out: is_current(&object.metadata, status.observed_generation)
                 && all.iter().all(|count| count.unwrap_or(0) == wanted),
-            rolls_out: spec.paused != Some(true),
+            restartable: spec.paused != Some(true),
         })
     }
 
-    /// Of a StatefulSet.
     #[must_use]
     pub fn of_stateful_set(object: &StatefulSet) -> Option<Self> {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
@@ -233,14 +236,13 @@ impl Workload {
             version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
-            settled: is_current(&object.metadata, status.observed_generation)
+            rolled_out: is_current(&object.metadata, status.observed_generation)
                 && ready
                 && status.current_revision == status.update_revision,
-            rolls_out: strategy.is_none_or(|s| s.type_.as_deref() != Some("OnDelete")) && partition == 0,
+            restartable: strategy.is_none_or(|s| s.type_.as_deref() != Some("OnDelete")) && partition == 0,
         })
     }
 
-    /// Of a DaemonSet.
     #[must_use]
     pub fn of_daemon_set(object: &DaemonSet) -> Option<Self> {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
@@ -250,14 +252,14 @@ impl Workload {
             version: object.metadata.resource_version.clone(),
             template: spec.template.clone(),
             selector: spec.selector.clone(),
-            settled: is_current(&object.metadata, status.observed_generation)
+            rolled_out: is_current(&object.metadata, status.observed_generation)
                 && status.updated_number_scheduled.unwrap_or(0) == wanted
                 && status.number_available.unwrap_or(0) == wanted,
-            rolls_out: spec.update_strategy.as_ref().is_none_or(|s| s.type_.as_deref() != Some("OnDelete")),
+            restartable: spec.update_strategy.as_ref().is_none_or(|s| s.type_.as_deref() != Some("OnDelete")),
         })
     }
 
-    /// Of a CronJob: its template counts for the next run, and the present one is left to finish.
+    /// Of a CronJob: its template applies to the next run; the current one is left to finish.
     #[must_use]
     pub fn of_cron_job(object: &CronJob) -> Option<Self> {
         let spec = object.spec.as_ref()?;
@@ -265,20 +267,20 @@ impl Workload {
             key: key("CronJob", &object.metadata)?,
             version: object.metadata.resource_version.clone(),
             template: spec.job_template.spec.as_ref()?.template.clone(),
-            // Its pods are not waited for: they may run next week.
+            // Its pods are not waited for.
             selector: LabelSelector {
                 match_labels: Some(BTreeMap::from([("gpu-migrate.io/none".to_owned(), String::new())])),
                 ..LabelSelector::default()
             },
-            settled: true,
-            rolls_out: true,
+            rolled_out: true,
+            restartable: true,
         })
     }
 }
 
-/// Workloads that a policy's waves name and that are not there, for the owner to see.
+/// Workloads that the waves name and that do not exist.
 #[must_use]
-pub fn missing(spec: &GPUMigrationSpec, seen: &[Seen]) -> BTreeSet<String> {
+pub fn missing(spec: &GPUMigrationSpec, seen: &[ObservedWorkload]) -> BTreeSet<String> {
     let there = seen.iter().map(|one| one.key.to_string()).collect::<BTreeSet<_>>();
     let named = spec.rollout.waves.iter().filter_map(|wave| wave.workloads.as_ref()).flatten().cloned();
     named.filter(|name| !there.contains(name)).collect()
@@ -330,7 +332,7 @@ mod tests {
         GPUMigrationSpec { project: project.into(), ..GPUMigrationSpec::default() }
     }
 
-    fn names(seen: &[Seen]) -> Vec<&str> {
+    fn names(seen: &[ObservedWorkload]) -> Vec<&str> {
         seen.iter().map(|one| one.key.name.as_str()).collect()
     }
 
@@ -353,18 +355,18 @@ mod tests {
 
     #[test]
     fn settled_means_seen_by_the_controller_and_all_ready() {
-        let settled = |object: Value| listed(json!([object])).workloads[0].settled;
-        assert!(settled(deployment("a", "d", json!({}), 2, 3)));
-        assert!(!settled(deployment("a", "d", json!({}), 1, 3)), "one is not ready");
-        assert!(!settled(deployment("a", "d", json!({}), 2, 2)), "the controller has not seen the change");
+        let rolled_out = |object: Value| listed(json!([object])).workloads[0].rolled_out;
+        assert!(rolled_out(deployment("a", "d", json!({}), 2, 3)));
+        assert!(!rolled_out(deployment("a", "d", json!({}), 1, 3)), "one is not ready");
+        assert!(!rolled_out(deployment("a", "d", json!({}), 2, 2)), "the controller has not seen the change");
         let stateful = |current: &str, strategy: Value| {
             json!({"kind": "StatefulSet", "metadata": {"name": "s", "namespace": "a", "generation": 1},
             "spec": {"serviceName": "s", "replicas": 1, "selector": {}, "template": template(json!({}), 1), "updateStrategy": strategy},
             "status": {"observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "currentRevision": current, "updateRevision": "2"}})
         };
-        assert!(settled(stateful("2", json!({}))));
-        assert!(!settled(stateful("1", json!({}))), "the old revision still runs");
-        let rolls = |strategy: Value| listed(json!([stateful("2", strategy)])).workloads[0].rolls_out;
+        assert!(rolled_out(stateful("2", json!({}))));
+        assert!(!rolled_out(stateful("1", json!({}))), "the old revision still runs");
+        let rolls = |strategy: Value| listed(json!([stateful("2", strategy)])).workloads[0].restartable;
         assert!(rolls(json!({"type": "RollingUpdate"})));
         assert!(!rolls(json!({"type": "OnDelete"})), "it would never restart");
         let daemon = |available: u32| {
@@ -372,7 +374,7 @@ mod tests {
             "spec": {"selector": {}, "template": template(json!({}), 1)},
             "status": {"observedGeneration": 1, "desiredNumberScheduled": 3, "currentNumberScheduled": 3, "numberMisscheduled": 0, "numberReady": 3, "updatedNumberScheduled": 3, "numberAvailable": available}})
         };
-        assert!(settled(daemon(3)) && !settled(daemon(2)));
+        assert!(rolled_out(daemon(3)) && !rolled_out(daemon(2)));
     }
 
     #[test]
@@ -393,7 +395,7 @@ mod tests {
         .of_policy("m", &policy("p"));
         let one = &seen[0];
         assert_eq!(
-            (one.sent, one.restarts, one.unconverted),
+            (one.labelled, one.restarts, one.unconverted),
             (true, 2, 1),
             "the old pod's restarts are not the new one's"
         );
@@ -407,7 +409,7 @@ mod tests {
         let (seen, _) =
             listed(json!([namespace("a", Some("p"), "true"), pod("bare", json!([])), pod("train-x", job)]))
                 .of_policy("m", &policy("p"));
-        assert!(seen.iter().all(|one| one.means == Means::Report));
+        assert!(seen.iter().all(|one| one.management == Management::Unmanaged));
         assert_eq!(
             seen.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(),
             ["Pod/a/bare", "Job/a/train"]

@@ -1,4 +1,4 @@
-//! A gate's question to Prometheus: one instant query, one value.
+//! A gate's Prometheus query: one instant query, one value.
 
 use gpu_migrate_model::crd::GateQuery;
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -10,8 +10,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(10);
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// Asks, and says in words what went wrong. Plain HTTP: Prometheus is asked inside the cluster.
-pub(crate) async fn ask(query: &GateQuery) -> Result<f64, String> {
+/// Sends the query. Plain HTTP: Prometheus is reached inside the cluster.
+pub(crate) async fn evaluate(query: &GateQuery) -> Result<f64, String> {
     let address = address(query)?;
     let client: Client<HttpConnector, Empty<&[u8]>> = Client::builder(TokioExecutor::new()).build_http();
     let answer = async {
@@ -51,8 +51,8 @@ fn address(query: &GateQuery) -> Result<http::Uri, String> {
         .map_err(|error| format!("url {:?}: {error}", query.url))
 }
 
-/// The first value of an answer, scalar or vector. No value is no answer: a query about workloads that report nothing
-/// must not pass.
+/// The first value of an answer, scalar or vector. An empty result is an error: a query about workloads that report nothing must
+/// not pass.
 fn value(body: &[u8]) -> Result<f64, String> {
     let answer: Value =
         serde_json::from_slice(body).map_err(|error| format!("the answer is not JSON: {error}"))?;
@@ -60,9 +60,9 @@ fn value(body: &[u8]) -> Result<f64, String> {
         .pointer("/data/result/0/value/1")
         .or_else(|| answer.pointer("/data/result/1"))
         .and_then(Value::as_str)
-        .ok_or("the query gave no value")?;
-    let value = text.parse::<f64>().map_err(|_| format!("the query gave {text:?}, expected a number"))?;
-    if value.is_nan() { Err("the query gave NaN".to_owned()) } else { Ok(value) }
+        .ok_or("the query returned no value")?;
+    let value = text.parse::<f64>().map_err(|_| format!("the query returned {text:?}, expected a number"))?;
+    if value.is_nan() { Err("the query returned NaN".to_owned()) } else { Ok(value) }
 }
 
 #[cfg(test)]
@@ -71,12 +71,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_first_value_counts_and_no_value_is_no_answer() {
+    fn the_first_value_counts_and_an_empty_result_is_an_error() {
         let of = |result: Value| value(json!({"data": {"result": result}}).to_string().as_bytes());
         assert_eq!(of(json!([{"metric": {}, "value": [1.5, "0.25"]}])), Ok(0.25));
         assert_eq!(of(json!([1.5, "3"])), Ok(3.0));
-        assert_eq!(of(json!([])), Err("the query gave no value".into()));
-        assert_eq!(of(json!([{"value": [1, "NaN"]}])), Err("the query gave NaN".into()));
+        assert_eq!(of(json!([])), Err("the query returned no value".into()));
+        assert_eq!(of(json!([{"value": [1, "NaN"]}])), Err("the query returned NaN".into()));
         assert!(value(b"<html>").is_err());
     }
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_asks_over_http() {
+    async fn it_queries_over_http() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let answers = axum::Router::new().route(
@@ -108,9 +108,9 @@ mod tests {
         );
         let server = tokio::spawn(async move { axum::serve(listener, answers).await });
         let query = GateQuery { url: url.clone(), promql: "up".into(), max: 0.0 };
-        assert_eq!(ask(&query).await, Ok(7.0));
+        assert_eq!(evaluate(&query).await, Ok(7.0));
         server.abort();
         let _ = server.await;
-        assert!(ask(&query).await.unwrap_err().starts_with(&url));
+        assert!(evaluate(&query).await.unwrap_err().starts_with(&url));
     }
 }

@@ -1,7 +1,6 @@
-//! How long this replica surely leads, held against every write at the moment it is sent.
+//! Until when this replica is certainly the leader; the client of the reconcilers refuses every write after that.
 //!
-//! The loops need not think of it: the client that they write with refuses. A process that stood still, or a machine that
-//! was suspended, goes on where it was, and would write for a moment beside its successor.
+//! A process or machine that was suspended continues where it was, and would otherwise write concurrently with its successor.
 
 use http::{Method, Request};
 use kube::client::Body;
@@ -9,30 +8,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tower::filter::FilterLayer;
 
-/// Why a write was not sent.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the Lease is not certainly ours any more: nothing is written until it is renewed")]
-pub(crate) struct Over;
+#[error("leadership may have expired; write refused until the Lease is renewed")]
+pub(crate) struct LeadershipExpired;
 
-/// Until when we surely lead; not at all before the Lease was ours.
+/// Until when this replica is certainly the leader; `None` before the Lease was first held.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Term(Arc<Mutex<Option<Instant>>>);
 
 impl Term {
-    /// Ends a third of the Lease's duration before another can take it: so long may a write that was sent be under way.
+    /// Ends a third of the Lease duration before another replica can acquire it: the time a sent write may take.
     pub(crate) fn renew(&self, certain: Instant, duration: Duration) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = certain.checked_sub(duration / 3);
     }
 
-    fn check(&self, now: Instant) -> Result<(), Over> {
+    fn check(&self, now: Instant) -> Result<(), LeadershipExpired> {
         let end = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if end.is_some_and(|end| now < end) { Ok(()) } else { Err(Over) }
+        if end.is_some_and(|end| now < end) { Ok(()) } else { Err(LeadershipExpired) }
     }
 
-    /// A layer for a client: reads pass, writes only while we lead.
+    /// A client layer: reads pass, writes only while this replica leads.
     pub(crate) fn guard(
         &self,
-    ) -> FilterLayer<impl Fn(Request<Body>) -> Result<Request<Body>, Over> + Clone + Send + 'static> {
+    ) -> FilterLayer<
+        impl Fn(Request<Body>) -> Result<Request<Body>, LeadershipExpired> + Clone + Send + 'static,
+    > {
         let term = self.clone();
         FilterLayer::new(move |request: Request<Body>| {
             if request.method() != Method::GET {
@@ -52,7 +52,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(15);
 
     #[tokio::test]
-    async fn reads_pass_and_writes_only_while_the_lease_is_certainly_ours() {
+    async fn reads_pass_and_writes_only_while_the_lease_is_held() {
         let term = Term::default();
         let ask = async |method: Method| {
             let server = service_fn(async |_| Ok::<_, tower::BoxError>(Response::new(Body::empty())));
@@ -60,13 +60,13 @@ mod tests {
             term.guard().layer(server).oneshot(request).await.is_ok()
         };
         let begin = Instant::now();
-        assert_eq!((ask(Method::GET).await, ask(Method::PATCH).await), (true, false), "not ours yet");
+        assert_eq!((ask(Method::GET).await, ask(Method::PATCH).await), (true, false), "not held yet");
         term.renew(begin + LEASE, LEASE);
         for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
             assert!(ask(method).await);
         }
-        assert!(term.check(begin + LEASE * 2 / 3).is_err(), "before anybody else can take it");
+        assert!(term.check(begin + LEASE * 2 / 3).is_err(), "before another replica can acquire it");
         term.renew(begin, LEASE);
-        assert_eq!((ask(Method::GET).await, ask(Method::DELETE).await), (true, false), "it has run out");
+        assert_eq!((ask(Method::GET).await, ask(Method::DELETE).await), (true, false), "expired");
     }
 }

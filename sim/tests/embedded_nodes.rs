@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use gpu_migrate_model::crd::{GPUConfig, GPUShadow, InstallPhase, definitions};
-use gpu_migrate_operator::config::round;
+use gpu_migrate_operator::config::reconcile;
 use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use gpu_migrate_sim::cluster::raw;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -162,7 +162,7 @@ async fn a_mode_changes_when_the_last_share_has_left() {
     assert_eq!((labels["plugin"].as_str(), labels["no-new-shares"].as_str()), ("Bridged", "true"));
     assert!(labels.contains_key("run-node-agent"), "{labels:?}");
     let conditions = stage.shadow("n1").await.status.unwrap().conditions;
-    let waits = conditions.iter().find(|condition| condition.type_ == "ModeSettled").unwrap();
+    let waits = conditions.iter().find(|condition| condition.type_ == "ModeConverged").unwrap();
     assert_eq!(waits.message, "1 shares are still held; no new one comes, nothing is evicted");
 
     let pods = Api::<Pod>::namespaced(stage.client.clone(), "default");
@@ -225,7 +225,7 @@ async fn an_owners_daemon_set_is_respected_and_said() {
     assert_eq!(stage.labels("n1").await["no-new-shares"], "true");
     let conditions = stage.shadow("n1").await.status.unwrap().conditions;
     let found = conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str())).collect::<BTreeSet<_>>();
-    assert_eq!(found, [("OwnersComponents", "True"), ("PluginConflict", "True")].into());
+    assert_eq!(found, [("ExternalComponents", "True"), ("PluginConflict", "True")].into());
     assert_eq!(stage.condition("PluginConflict").await.0, "True");
 }
 

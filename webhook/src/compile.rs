@@ -213,7 +213,7 @@ fn rollout(spec: &GPUMigrationSpec) -> Rollout {
     }
     let percent = match rollout.direction {
         Direction::Forward => rollout.percent,
-        Direction::Back => 0,
+        Direction::Rollback => 0,
     };
     match rollout.unit {
         RolloutUnit::Workload => Rollout::Workloads(percent),
@@ -306,7 +306,7 @@ mod tests {
         };
         assert_eq!(rollout(json!({})), Rollout::Workloads(100));
         assert_eq!(rollout(json!({"percent": 5, "unit": "Pod"})), Rollout::Pods(5));
-        assert_eq!(rollout(json!({"percent": 5, "direction": "Back"})), Rollout::Workloads(0));
+        assert_eq!(rollout(json!({"percent": 5, "direction": "Rollback"})), Rollout::Workloads(0));
         assert_eq!(rollout(json!({"percent": 5, "waves": [{"percent": 50}]})), Rollout::Labelled);
     }
 }

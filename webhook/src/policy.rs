@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gpu_migrate_model::annotation::PolicyRef;
+use gpu_migrate_model::hash::fnv1a;
 use gpu_migrate_model::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
@@ -290,9 +291,7 @@ pub fn in_share(key: &str, percent: u32) -> bool {
 
 /// FNV-1a with the finalizer of MurmurHash3. Fixed for ever: a change would move pods between legacy and shared.
 fn stable_hash(key: &str) -> u64 {
-    let fnv = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let fnv = fnv1a(key.bytes());
     let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     mixed ^ (mixed >> 33)

@@ -113,7 +113,7 @@ fn who_is_left_alone() {
         ),
         (
             "on the way back",
-            Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Back"}}))]),
+            Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Rollback"}}))]),
             "not_due",
         ),
         (

@@ -17,7 +17,6 @@ use std::io::Write;
 /// Field manager of what a person changes with this program.
 pub(super) const MANAGER: &str = "gpu-migrate";
 
-/// `gpu-migrate cordon-card NODE CARD…`.
 pub(crate) async fn cordon_card(args: &CordonArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let client = args.cluster.client().await?;
     let nodes = Api::<Node>::all(client.clone());
@@ -70,7 +69,6 @@ fn cordoned(before: &str, cards: &[String], undo: bool, ledger: Option<&Ledger>)
     Ok(list.join(","))
 }
 
-/// `gpu-migrate rollout start|pause|resume|undo POLICY`.
 pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let client: Client = args.cluster.client().await?;
     let policies = Api::<GPUMigration>::all(client);
@@ -90,7 +88,7 @@ fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'stat
         }
         RolloutAction::Pause => json!({"rollout": {"paused": true}}),
         RolloutAction::Resume => json!({"rollout": {"paused": false}}),
-        RolloutAction::Undo => json!({"rollout": {"paused": false, "direction": "Back"}}),
+        RolloutAction::Undo => json!({"rollout": {"paused": false, "direction": "Rollback"}}),
     };
     let said = match (action, waves) {
         (RolloutAction::Start, true) => "enforced; the operator begins with the first wave",
@@ -137,6 +135,6 @@ mod tests {
         assert!(change(RolloutAction::Undo, &policy).unwrap_err().contains("kubectl rollout restart"));
         policy.spec.rollout.waves.push(Default::default());
         let (patch, _) = change(RolloutAction::Undo, &policy).unwrap();
-        assert_eq!(patch, json!({"spec": {"rollout": {"paused": false, "direction": "Back"}}}));
+        assert_eq!(patch, json!({"spec": {"rollout": {"paused": false, "direction": "Rollback"}}}));
     }
 }

@@ -25,31 +25,22 @@ use std::collections::BTreeSet;
 /// Lowest minor version of Kubernetes: admission policies in CEL are stable from there on.
 const LOWEST_MINOR: u32 = 30;
 
-/// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// As it should be.
     Good,
-    /// To be known.
     Warn,
-    /// The migration must not begin.
     NoGo,
 }
 
-/// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check.
     pub check: &'static str,
-    /// How bad.
     pub level: Level,
-    /// What was found.
     pub found: String,
     /// What to do; empty where nothing is to be done.
     pub remedy: String,
 }
 
-/// All checks over a snapshot.
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     type Check = fn(&Snapshot, &mut Report);
@@ -77,7 +68,6 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     all
 }
 
-/// Findings of one check.
 struct Report {
     check: &'static str,
     findings: Vec<Finding>,

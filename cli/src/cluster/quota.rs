@@ -15,20 +15,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// A quota and its counterpart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translation {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Whole cards it allows.
     pub cards: u64,
     /// The policy whose ratio counts.
     pub policy: String,
-    /// Cores that stand for them.
     pub cores: u64,
-    /// Blocks that stand for them.
     pub blocks: u64,
     /// It already has limits for shares: these.
     pub present: bool,
@@ -40,27 +34,17 @@ pub enum QuotaError {
     /// Not a whole number of cards.
     #[error("ResourceQuota {namespace}/{name}: spec.hard[{key}]: {value}: expected a whole number of cards")]
     NotWhole {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
         /// `requests.nvidia.com/gpu`.
         key: String,
-        /// What stands there.
         value: String,
     },
     /// Nobody says what a card is worth.
     #[error(
         "ResourceQuota {namespace}/{name}: no policy (GPUMigration) for project {project}: nobody says what a card is worth"
     )]
-    NoPolicy {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// The namespace's project.
-        project: String,
-    },
+    NoPolicy { namespace: String, name: String, project: String },
 }
 
 fn key(resource: &str) -> String {
@@ -136,7 +120,6 @@ impl Translation {
     }
 }
 
-/// Prints or applies the counterparts.
 pub(crate) async fn command(
     args: &TranslateArgs,
     out: &mut dyn Write,

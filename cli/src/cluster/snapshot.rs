@@ -16,24 +16,17 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// Everything that was listed.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Nodes.
     pub nodes: Vec<Node>,
     /// Pods, finished ones too.
     pub pods: Vec<Pod>,
-    /// What the node agents report.
     pub shadows: Vec<GPUShadow>,
-    /// Policies.
     pub migrations: Vec<GPUMigration>,
-    /// Namespaces.
     pub namespaces: Vec<Namespace>,
-    /// Quotas.
     pub quotas: Vec<ResourceQuota>,
     /// DaemonSets: device plugins are among them.
     pub daemon_sets: Vec<DaemonSet>,
-    /// Who changes pods.
     pub mutating: Vec<MutatingWebhookConfiguration>,
     /// Kubelets and API server were asked how they are set: they were there to be asked.
     pub asked_settings: bool,
@@ -45,7 +38,6 @@ pub struct Snapshot {
     pub schedulers: BTreeMap<String, Value>,
 }
 
-/// Kubelets asked at once.
 const AT_ONCE: usize = 16;
 
 impl Snapshot {

@@ -9,7 +9,6 @@ use gpu_migrate_model::units::Cores;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-/// The legend under the map.
 const LEGEND: &str =
     "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds found";
 
@@ -74,7 +73,7 @@ fn trouble(shadow: &GPUShadow) -> Option<String> {
     let bad = conditions.filter(|condition| {
         (condition.type_ == "Ready" && condition.status != "True")
             || (["Drift", "PluginConflict"].contains(&condition.type_.as_str()) && condition.status == "True")
-            || (["DriverInstalled", "DriverMatches", "ModeSettled"].contains(&condition.type_.as_str())
+            || (["DriverInstalled", "DriverMatches", "ModeConverged"].contains(&condition.type_.as_str())
                 && condition.status == "False")
     });
     let said = bad.map(|condition| format!("{}: {}", condition.type_, condition.message)).collect::<Vec<_>>();

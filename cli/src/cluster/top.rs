@@ -19,7 +19,6 @@ use std::time::Duration;
 /// Cursor home, and everything below it gone; lines are written over, so that nothing flickers.
 const HOME: &str = "\x1b[H\x1b[J";
 
-/// One node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeUse {

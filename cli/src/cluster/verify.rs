@@ -19,7 +19,6 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Breaches of I1 and I2.
@@ -28,13 +27,10 @@ pub struct Findings {
     pub differences: Vec<String>,
     /// What could not be checked, and why.
     pub unknown: Vec<String>,
-    /// Cards that were looked at.
     pub cards: usize,
-    /// Holders that were looked at.
     pub holders: usize,
 }
 
-/// Checks a snapshot.
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Findings {
     let mut found = Findings::default();

@@ -14,14 +14,12 @@ pub use source::{Input, SourceError, read_inputs};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where text came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A file, by the path it was found under.
     File(PathBuf),
     /// Standard input, written `-` on the command line.
     Stdin,
-    /// An object of the cluster.
     Cluster,
 }
 
@@ -35,10 +33,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Where one object came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// File or stdin.
     pub source: Source,
     /// The document of the stream, counted from 1; empty documents are not counted.
     pub document: usize,
@@ -64,8 +60,6 @@ impl fmt::Display for Origin {
 /// One document of a stream, still untyped.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// Where it stands.
     pub origin: Origin,
-    /// What it says.
     pub value: serde_json::Value,
 }

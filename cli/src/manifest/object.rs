@@ -8,24 +8,19 @@ use thiserror::Error;
 /// One Kubernetes object with its identity.
 #[derive(Debug, Clone)]
 pub struct Manifest {
-    /// Where it stands.
     pub origin: Origin,
-    /// `apiVersion`.
     pub api_version: String,
-    /// `kind`.
     pub kind: String,
     /// `metadata.namespace`, where it is given.
     pub namespace: Option<String>,
     /// `metadata.name`, or `metadata.generateName` with a `*` behind it.
     pub name: String,
-    /// The object itself.
     pub value: Value,
 }
 
 /// How an object makes pods: where in it the pod stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodForm {
-    /// The object is a pod.
     Pod,
     /// The object holds a pod template under this JSON pointer.
     Template(&'static str),
@@ -46,13 +41,9 @@ impl PodForm {
 #[derive(Debug, Error)]
 #[error("{origin}: {field}: {found}; expected {expected}{}{remedy}", if remedy.is_empty() { "" } else { ". " })]
 pub struct ManifestError {
-    /// Where it stands.
     pub origin: Origin,
-    /// The field that is wrong.
     pub field: String,
-    /// What stands there.
     pub found: String,
-    /// What should stand there.
     pub expected: &'static str,
     /// What to do, or empty.
     pub remedy: &'static str,

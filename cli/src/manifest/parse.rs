@@ -16,7 +16,6 @@ const STACK_BYTES: usize = 16 << 20;
 #[derive(Debug, Error)]
 #[error("{source_name}: document {document} cannot be read: {reason}")]
 pub struct ParseError {
-    /// Path or `stdin`.
     pub source_name: String,
     /// The document that is broken, counted from 1.
     pub document: usize,

@@ -15,45 +15,26 @@ const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 /// One text and where it came from.
 #[derive(Debug)]
 pub struct Input {
-    /// File or stdin.
     pub source: Source,
-    /// The whole text.
     pub text: String,
 }
 
 /// A path that could not be read.
 #[derive(Debug, Error)]
 pub enum SourceError {
-    /// The operating system refused.
     #[error("{source_name}: cannot be read: {error}")]
-    Io {
-        /// Path or `stdin`.
-        source_name: String,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// Not a text.
+    Io { source_name: String, error: io::Error },
     #[error("{source_name}: not UTF-8 text: byte {offset} is not valid; expected YAML or JSON in UTF-8")]
     NotUtf8 {
-        /// Path or `stdin`.
         source_name: String,
         /// Offset of the first bad byte.
         offset: usize,
     },
     /// Far larger than any manifest.
     #[error("{source_name}: larger than {} MiB; expected Kubernetes manifests", MAX_BYTES >> 20)]
-    TooLarge {
-        /// Path or `stdin`.
-        source_name: String,
-    },
-    /// A folder without manifests.
+    TooLarge { source_name: String },
     #[error("{}: no file ending in .yaml, .yml or .json in this folder{}", path.display(), if *recursive { "" } else { "; add -R to search its subfolders too" })]
-    EmptyFolder {
-        /// The folder.
-        path: PathBuf,
-        /// Whether subfolders were searched.
-        recursive: bool,
-    },
+    EmptyFolder { path: PathBuf, recursive: bool },
 }
 
 /// Reads every path: `-` is stdin, a folder stands for its manifests in the order of their names.

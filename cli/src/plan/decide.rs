@@ -25,34 +25,14 @@ pub type Namespaces = BTreeMap<String, BTreeMap<String, String>>;
 pub enum PolicyProblem {
     /// Not a GPUMigration of the version this program knows.
     #[error("{place}: GPUMigration {name}: {reason}")]
-    Unreadable {
-        /// Where it stands.
-        place: String,
-        /// `metadata.name`.
-        name: String,
-        /// Field, value, what was expected.
-        reason: String,
-    },
-    /// It makes no sense.
+    Unreadable { place: String, name: String, reason: String },
     #[error("GPUMigration {name}: {reason}")]
-    Rejected {
-        /// `metadata.name`.
-        name: String,
-        /// Field, value, what was expected.
-        reason: String,
-    },
+    Rejected { name: String, reason: String },
     /// Namespace labels that are not strings.
     #[error(
         "{place}: Namespace {name}: metadata.labels: {reason}; expected strings: put values such as \"true\" in quotes"
     )]
-    Labels {
-        /// Where it stands.
-        place: String,
-        /// `metadata.name`.
-        name: String,
-        /// What the reader said.
-        reason: String,
-    },
+    Labels { place: String, name: String, reason: String },
 }
 
 /// What was given to plan with.
@@ -62,7 +42,6 @@ pub struct Rules {
     migrations: Vec<GPUMigration>,
     /// How many policies can be used.
     pub policy_count: usize,
-    /// Namespaces and their labels.
     pub namespaces: Namespaces,
 }
 

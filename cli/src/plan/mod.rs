@@ -13,7 +13,6 @@ use std::fmt;
 /// What becomes of every object that was read, in the order it was read in.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// The objects that make pods.
     pub entries: Vec<Entry>,
     /// How many objects make none and are not shown one by one.
     pub without_pods: usize,
@@ -22,20 +21,15 @@ pub struct Plan {
 /// One object and what becomes of it.
 #[derive(Debug)]
 pub struct Entry {
-    /// The object as written.
     pub manifest: Manifest,
-    /// What becomes of it.
     pub outcome: Outcome,
 }
 
-/// What becomes of one object.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Its pods are rewritten.
     Converted(Box<Converted>),
     /// Its pods stay as they are, and should.
     LeftAlone {
-        /// The reason.
         why: String,
     },
     /// Its pods should be rewritten and cannot be.
@@ -52,7 +46,6 @@ pub enum Outcome {
 pub enum Fallback {
     /// It is admitted as it is.
     Admit,
-    /// It is refused.
     Deny,
     /// Kubernetes itself will refuse it.
     Invalid,
@@ -68,7 +61,6 @@ impl fmt::Display for Fallback {
     }
 }
 
-/// A rewritten object.
 #[derive(Debug)]
 pub struct Converted {
     /// The whole object with its pod form rewritten.

@@ -5,7 +5,7 @@ use crate::manifest::Manifest;
 use gpu_migrate_model::crd::{GPUMigration, GPUMigrationStatus};
 use gpu_migrate_model::names;
 use gpu_migrate_operator::project::{Listed, Workload};
-use gpu_migrate_operator::waves::{Means, assign};
+use gpu_migrate_operator::waves::{Management, assign};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -42,10 +42,10 @@ pub(super) fn turns(
         let (seen, _) = listed.of_policy(&migration.name_any(), &migration.spec);
         let assigned = assign(waves, &seen, &GPUMigrationStatus::default());
         for one in seen {
-            let turn = match (one.means, assigned.get(&one.key)) {
-                (Means::Report, _) => Turn::ByHand,
-                (Means::Restart, Some(wave)) => Turn::Wave(*wave as usize + 1, waves.len()),
-                (Means::Restart, None) => Turn::None,
+            let turn = match (one.management, assigned.get(&one.key)) {
+                (Management::Unmanaged, _) => Turn::ByHand,
+                (Management::Restart, Some(wave)) => Turn::Wave(*wave as usize + 1, waves.len()),
+                (Management::Restart, None) => Turn::None,
             };
             turns.insert(one.key.to_string(), turn);
         }

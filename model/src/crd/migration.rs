@@ -247,7 +247,7 @@ pub struct Rollout {
     /// Starts nothing new; what is under way stays.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// Back takes every workload to legacy again.
+    /// Rollback returns every workload to whole cards.
     pub direction: Direction,
     /// The operator restarts workloads wave by wave. A pod is then converted only if it carries the label
     /// `gpu-migrate.io/convert: "true"`, which the operator sets on the pod template.
@@ -284,14 +284,14 @@ pub enum RolloutUnit {
     Pod,
 }
 
-/// Which way a project moves.
+/// Direction of a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Direction {
     /// From whole cards to shares.
     #[default]
     Forward,
     /// From shares to whole cards.
-    Back,
+    Rollback,
 }
 
 /// The workloads that move together.
@@ -435,8 +435,8 @@ pub enum WorkloadState {
     Restarting,
     /// Its pods are ready, as shared pods.
     Ready,
-    /// It was taken back to legacy.
+    /// Rolled back to whole cards.
     RolledBack,
-    /// Only reported: it is not ours to restart (bare pods, Jobs).
-    Reported,
+    /// Not restarted by the operator (bare pods, Jobs); it converts when it is recreated.
+    Unmanaged,
 }

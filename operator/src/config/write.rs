@@ -1,9 +1,9 @@
-//! What a round writes, each by server-side apply of our own fields.
+//! Writes of the GPUConfig reconciler, by server-side apply of the operator's fields.
 
-use super::look::NAME;
+use super::observe::NAME;
 use crate::migrations::MANAGER;
 use crate::nodes::decide::{NodePlan, Sets};
-use crate::nodes::{Labels, NodeView, Say};
+use crate::nodes::{Labels, NodeView, OperatorCondition};
 use gpu_migrate_model::crd::{GPUConfig, GPUConfigStatus, GPUShadow};
 use gpu_migrate_model::names;
 use jiff::Timestamp;
@@ -14,9 +14,9 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-/// Types of the conditions that are ours in a GPUShadow.
-const OURS: [&str; 5] =
-    ["OwnersComponents", "PluginConflict", "DriverMatches", "DriverInstalled", "ModeSettled"];
+/// Types of the operator's conditions in a GPUShadow.
+const OWN_CONDITIONS: [&str; 5] =
+    ["ExternalComponents", "PluginConflict", "DriverMatches", "DriverInstalled", "ModeConverged"];
 
 fn params() -> PatchParams {
     PatchParams::apply(MANAGER).force()
@@ -26,17 +26,17 @@ fn group_version() -> String {
     format!("{}/{}", names::GROUP, names::VERSION)
 }
 
-/// Deletes the GPUShadow of an agent that has left.
-pub(super) async fn forget(client: &Client, node: &NodeView) -> kube::Result<()> {
+/// Deletes the GPUShadow of a node whose agent was removed.
+pub(super) async fn delete_shadow(client: &Client, node: &NodeView) -> kube::Result<()> {
     match Api::<GPUShadow>::all(client.clone()).delete(&node.name, &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         answer => answer.map(drop),
     }
 }
 
-/// Labels a node. Labels that are not in it any more go, where nobody else owns them.
+/// Applies the operator's labels to a node; labels that it no longer applies are removed, unless another manager owns them.
 pub(super) async fn labels(client: &Client, node: &NodeView, labels: &Labels) -> kube::Result<()> {
-    // With its UID: a node that has gone meanwhile is not to be made again.
+    // With its UID: a node that was deleted meanwhile must not be created.
     let metadata = json!({"name": node.name, "uid": node.uid, "labels": labels});
     let body = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
     Api::<Node>::all(client.clone()).patch_metadata(&node.name, &params(), &Patch::Apply(&body)).await?;
@@ -44,25 +44,30 @@ pub(super) async fn labels(client: &Client, node: &NodeView, labels: &Labels) ->
     Ok(())
 }
 
-/// Conditions with the times they have had since they last changed.
-fn conditions(says: &[Say], before: &[Condition], generation: Option<i64>, now: Timestamp) -> Vec<Condition> {
-    let one = |say: &Say| {
-        let status = if say.holds { "True" } else { "False" };
-        let same = before.iter().find(|old| old.type_ == say.kind && old.status == status);
+/// Conditions with their last transition times.
+fn conditions(
+    new: &[OperatorCondition],
+    before: &[Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let one = |new: &OperatorCondition| {
+        let status = if new.status { "True" } else { "False" };
+        let same = before.iter().find(|old| old.type_ == new.kind && old.status == status);
         Condition {
-            type_: say.kind.to_owned(),
+            type_: new.kind.to_owned(),
             status: status.to_owned(),
-            reason: say.reason.to_owned(),
-            // The API server's limit is 32 KiB; nobody reads as much.
-            message: say.message.chars().take(1024).collect(),
+            reason: new.reason.to_owned(),
+            // The API server's limit is 32 KiB.
+            message: new.message.chars().take(1024).collect(),
             observed_generation: generation,
             last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
         }
     };
-    says.iter().map(one).collect()
+    new.iter().map(one).collect()
 }
 
-/// Writes the operator's part of a GPUShadow, and makes one for a node that has no agent yet.
+/// Writes the operator's part of a GPUShadow, and creates it for a node that has no agent yet.
 pub(super) async fn shadow(
     client: &Client,
     node: &NodeView,
@@ -72,8 +77,8 @@ pub(super) async fn shadow(
 ) -> kube::Result<()> {
     let status = shadow.and_then(|shadow| shadow.status.clone()).unwrap_or_default();
     let mut before = status.conditions;
-    before.retain(|condition| OURS.contains(&condition.type_.as_str()));
-    let mut after = conditions(&plan.says, &before, None, now);
+    before.retain(|condition| OWN_CONDITIONS.contains(&condition.type_.as_str()));
+    let mut after = conditions(&plan.conditions, &before, None, now);
     before.sort_by(|a, b| a.type_.cmp(&b.type_));
     after.sort_by(|a, b| a.type_.cmp(&b.type_));
     if before == after && status.driver_install == plan.install {
@@ -86,40 +91,40 @@ pub(super) async fn shadow(
             "metadata": {"name": node.name, "ownerReferences": [owner]}, "spec": {}});
         api.patch(&node.name, &params(), &Patch::Apply(&body)).await?;
     }
-    let mut ours = json!({"conditions": after});
+    let mut status = json!({"conditions": after});
     if let Some(install) = &plan.install {
-        ours["driverInstall"] = json!(install);
+        status["driverInstall"] = json!(install);
     }
-    let body = json!({"apiVersion": group_version(), "kind": "GPUShadow", "metadata": {"name": node.name}, "status": ours});
+    let body = json!({"apiVersion": group_version(), "kind": "GPUShadow", "metadata": {"name": node.name}, "status": status});
     api.patch_status(&node.name, &params(), &Patch::Apply(&body)).await.map(drop)
 }
 
-/// Applies and deletes DaemonSets; returns what the API server refused as it stands.
+/// Applies and deletes DaemonSets; returns those that the API server rejected as invalid.
 pub(super) async fn sets(client: &Client, namespace: &str, sets: &Sets) -> kube::Result<Vec<String>> {
     let api = Api::<DaemonSet>::namespaced(client.clone(), namespace);
-    let mut refused = Vec::new();
+    let mut rejected = Vec::new();
     for (component, body) in &sets.apply {
         let name = body["metadata"]["name"].as_str().unwrap_or_default();
         match api.patch(name, &params().validation_strict(), &Patch::Apply(body)).await {
             Ok(_) => {}
-            // The template's fault, not the cluster's.
+            // The template is invalid.
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
-                refused.push(format!("template {component}.yaml: {}", status.message));
+                rejected.push(format!("template {component}.yaml: {}", status.message));
             }
             Err(error) => return Err(error),
         }
     }
     for name in &sets.delete {
         match api.delete(name, &DeleteParams::background()).await {
-            Ok(_) => tracing::info!(name, "no node needs this DaemonSet any more; deleted"),
+            Ok(_) => tracing::info!(name, "DaemonSet deleted: no node needs it"),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(refused)
+    Ok(rejected)
 }
 
-/// Creates a pod of the installer; one that is there already is as good.
+/// Creates a pod of the installer unless it exists.
 pub(super) async fn create_pod(client: &Client, namespace: &str, pod: &Value) -> kube::Result<()> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default();
     let pod: Pod = serde_json::from_value(pod.clone()).map_err(kube::Error::SerdeError)?;
@@ -145,11 +150,11 @@ pub(super) async fn remove_pod(client: &Client, namespace: &str, name: &str) -> 
 pub(super) async fn status(
     client: &Client,
     config: &GPUConfig,
-    (mut status, says): (GPUConfigStatus, Vec<Say>),
+    (mut status, new): (GPUConfigStatus, Vec<OperatorCondition>),
     now: Timestamp,
 ) -> kube::Result<()> {
     let before = config.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    status.conditions = conditions(&says, before, status.observed_generation, now);
+    status.conditions = conditions(&new, before, status.observed_generation, now);
     if config.status.as_ref() == Some(&status) {
         return Ok(());
     }

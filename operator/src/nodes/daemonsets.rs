@@ -1,4 +1,4 @@
-//! Who serves a node already: DaemonSets known by what they mount and register, not by what they are called.
+//! External DaemonSets that serve a node, recognised by what they mount and register, not by name.
 
 use super::NodeView;
 use gpu_migrate_model::names;
@@ -20,33 +20,29 @@ const NVIDIA_VARIABLES: [&str; 7] = [
     "NVIDIA_DRIVER_ROOT",
 ];
 
-/// What a pod does on its node.
+/// The role of a pod on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// NVIDIA's device plugin.
     NvidiaPlugin {
         /// It registers with the node agent.
         behind_bridge: bool,
     },
-    /// The node agent.
     NodeAgent,
-    /// NVIDIA's exporter.
     DcgmExporter,
-    /// Another plugin that hands out parts of cards.
+    /// Another plugin that allocates shares of cards.
     OtherSharing,
 }
 
-/// What a pod of this form does.
 #[must_use]
 pub fn roles(pod: &PodSpec) -> Vec<Role> {
     let mut roles = Vec::new();
     let plugins_folder = mounts(pod, |path| path.ends_with("/device-plugins"));
-    // The agent reads the kubelet's list of holders beside serving a plugin. Another that does is known by its words, which
-    // may be the agent's, too, where it isolates as that one does.
-    let lists_holders = mounts(pod, |path| path.ends_with("/pod-resources"));
+    // The node agent uses the pod-resources socket beside serving a plugin. Another plugin that does is recognised by its command
+    // line and image; these words may occur in the agent's command line too, where it uses that isolation.
+    let reads_pod_resources = mounts(pod, |path| path.ends_with("/pod-resources"));
     let isolates = |c: &Container| words(c).any(|word| word.starts_with("--isolation="));
     let known = |c: &Container| !isolates(c) && (is_other_sharing(c) || is_nvidia(c) || is_dcgm(c));
-    if plugins_folder && lists_holders && !pod.containers.iter().any(known) {
+    if plugins_folder && reads_pod_resources && !pod.containers.iter().any(known) {
         roles.push(Role::NodeAgent);
     } else if registers(pod) && pod.containers.iter().any(is_other_sharing) {
         roles.push(Role::OtherSharing);
@@ -64,7 +60,7 @@ fn mounts(pod: &PodSpec, wanted: impl Fn(&str) -> bool) -> bool {
     volumes.filter_map(|volume| volume.host_path.as_ref()).any(|host| wanted(host.path.trim_end_matches('/')))
 }
 
-/// A device plugin needs the kubelet's folder of sockets, or one that stands for it.
+/// A device plugin mounts the kubelet's socket folder or one in its place.
 fn registers(pod: &PodSpec) -> bool {
     let at = |mount: &str| mount.trim_end_matches('/').ends_with("/device-plugins");
     let inside = pod.containers.iter().flat_map(|container| container.volume_mounts.iter().flatten());
@@ -72,10 +68,10 @@ fn registers(pod: &PodSpec) -> bool {
         || inside.into_iter().any(|mount| at(&mount.mount_path))
 }
 
-/// Everything that a container says about what it runs.
+/// Command, arguments and image.
 fn words(container: &Container) -> impl Iterator<Item = &str> {
-    let said = container.command.iter().chain(&container.args).flatten();
-    said.chain(&container.image).map(String::as_str)
+    let args = container.command.iter().chain(&container.args).flatten();
+    args.chain(&container.image).map(String::as_str)
 }
 
 fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
@@ -98,7 +94,7 @@ fn is_dcgm(container: &Container) -> bool {
         || words(container).any(|word| word.contains("dcgm-exporter"))
 }
 
-/// By the variable, or by another folder in the place of the kubelet's.
+/// By the variable, or by another folder in place of the kubelet's.
 fn is_behind_bridge(pod: &PodSpec) -> bool {
     let by_variable = pod
         .containers
@@ -108,31 +104,30 @@ fn is_behind_bridge(pod: &PodSpec) -> bool {
     by_variable || mounts(pod, |path| path.contains("/plugins/gpu-migrate/"))
 }
 
-/// A DaemonSet that somebody else runs.
+/// A DaemonSet that the operator does not manage.
 #[derive(Clone, Debug)]
-pub struct Owned<'a> {
+pub struct External<'a> {
     /// `namespace/name`.
     pub name: String,
-    /// What its pods do.
     pub roles: Vec<Role>,
     pod: &'a PodSpec,
 }
 
-/// All DaemonSets of interest that the operator has not made.
+/// All external DaemonSets that have a role.
 #[must_use]
-pub fn owned(sets: &[DaemonSet]) -> Vec<Owned<'_>> {
+pub fn external(sets: &[DaemonSet]) -> Vec<External<'_>> {
     let others = sets.iter().filter(|set| !set.labels().contains_key(names::COMPONENT));
     let found = others.filter_map(|set| {
         let pod = set.spec.as_ref()?.template.spec.as_ref()?;
         let name = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
-        Some(Owned { name, roles: roles(pod), pod })
+        Some(External { name, roles: roles(pod), pod })
     });
-    found.filter(|owned| !owned.roles.is_empty()).collect()
+    found.filter(|set| !set.roles.is_empty()).collect()
 }
 
-impl Owned<'_> {
-    /// Whether it puts a pod on a node with these labels: node selector, required node affinity and taints, as the
-    /// DaemonSet controller judges them.
+impl External<'_> {
+    /// Whether it runs on a node with these labels: node selector, required node affinity and taints, as in the DaemonSet
+    /// controller.
     #[must_use]
     pub fn covers(&self, node: &NodeView, labels: &BTreeMap<String, String>) -> bool {
         let selected =
@@ -154,7 +149,7 @@ fn term_matches(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, S
         .iter()
         .flatten()
         .all(|wanted| requirement_holds(wanted, labels.get(&wanted.key).map(String::as_str)));
-    // The only field there is.
+    // The only supported field.
     let by_field = term.match_fields.iter().flatten().all(|wanted| requirement_holds(wanted, Some(name)));
     !empty && by_label && by_field
 }
@@ -175,7 +170,7 @@ fn requirement_holds(wanted: &NodeSelectorRequirement, found: Option<&str>) -> b
     }
 }
 
-/// Taints of Kubernetes itself are tolerated by every DaemonSet that matters here: its controller adds most of them.
+/// Kubernetes' own taints are tolerated by every DaemonSet that matters here: the controller adds most tolerations.
 fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     taint.effect == "PreferNoSchedule"
         || taint.key.starts_with("node.kubernetes.io/")

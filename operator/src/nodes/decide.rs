@@ -1,11 +1,11 @@
-//! What follows for one node, and for all of them.
+//! The plan for one node, and for the DaemonSets of all.
 
-use super::daemonsets::{Owned, Role};
-use super::driver::{self, Look, Run, Step, detected, step};
-use super::switch::{Held, OFF, Stage, brings_agent, stage, take_off};
+use super::daemonsets::{External, Role};
+use super::driver::{self, InstallInput, Run, Step, detected, step};
+use super::switch::{OFF, RemainingHolders, Stage, brings_agent, pause_nvidia_plugin, stage};
 use super::templates::{Agent, Component, TemplateError, Templates, daemon_set, installer};
-use super::{Labels, NodePods, NodeView, Say, Wanted};
-use crate::pools::{self, Place};
+use super::{Desired, Labels, NodePods, NodeView, OperatorCondition};
+use crate::pools::{self, NodeSettings};
 use gpu_migrate_model::crd::{
     Driver, DriverInstall, Exporter, GPUConfigSpec, GPUShadowStatus, HolderStatus, InstallPhase, PluginMode,
 };
@@ -13,234 +13,226 @@ use gpu_migrate_model::names;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What a node is to be: as the GPUConfig says, else as an owner has labelled it.
+/// The desired state of a node: by the GPUConfig, else by a label that a user has set.
 #[must_use]
-pub fn wanted(spec: Option<&GPUConfigSpec>, node: &NodeView) -> Option<Wanted> {
-    if let Some(place) = spec.and_then(|spec| pools::place(spec, &node.name, &node.labels)) {
-        return Some(Wanted { place, by_hand: false });
+pub fn desired(spec: Option<&GPUConfigSpec>, node: &NodeView) -> Option<Desired> {
+    if let Some(settings) = spec.and_then(|spec| pools::settings(spec, &node.name, &node.labels)) {
+        return Some(Desired { settings, by_label: false });
     }
-    let label = node.labels.get(names::PLUGIN).filter(|_| !node.ours.contains(names::PLUGIN))?;
+    let label = node.labels.get(names::PLUGIN).filter(|_| !node.own_labels.contains(names::PLUGIN))?;
     let plugin = match label.as_str() {
         "Bridged" => PluginMode::Bridged,
         "Shared" => PluginMode::Shared,
         _ => PluginMode::Legacy,
     };
-    Some(Wanted { place: Place { plugin, ..Place::default() }, by_hand: true })
+    Some(Desired { settings: NodeSettings { plugin, ..NodeSettings::default() }, by_label: true })
 }
 
-/// All that a node's plan depends on.
+/// What a node's plan is decided from.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// The node.
+pub struct NodeInput<'a> {
     pub node: &'a NodeView,
-    /// What it is to be; `None` for a node that is none of ours.
-    pub wanted: Option<&'a Wanted>,
-    /// Its GPUShadow.
+    /// Its desired state; `None` for a node that is not managed.
+    pub desired: Option<&'a Desired>,
     pub shadow: Option<&'a GPUShadowStatus>,
-    /// DaemonSets that others run.
-    pub owned: &'a [Owned<'a>],
-    /// Its pods, where they were counted.
+    pub external: &'a [External<'a>],
+    /// Counts of its pods, where they were listed.
     pub pods: Option<&'a NodePods>,
     /// Pods of the installer on it.
     pub runs: &'a [Run],
-    /// The owner's templates.
     pub templates: &'a Templates,
-    /// Where the operator works.
     pub namespace: &'a str,
 }
 
-/// What is to be done with a node.
+/// Changes to make for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePlan {
-    /// All the labels that are the operator's.
     pub labels: Labels,
-    /// Conditions of its GPUShadow.
-    pub says: Vec<Say>,
-    /// How far the driver is.
+    pub conditions: Vec<OperatorCondition>,
     pub install: Option<DriverInstall>,
     /// A pod of the installer to create.
     pub create: Option<Value>,
-    /// Pods of the installer that have served.
+    /// Pods of the installer to delete.
     pub remove: Vec<String>,
-    /// A template that cannot be used.
     pub problem: Option<TemplateError>,
-    /// Its GPUShadow is of an agent that has left: what it says of cards is no longer true.
-    pub forget: bool,
-    /// The pods of the node must be counted and the plan made again; until then nothing is to be done.
+    /// Delete its GPUShadow: the agent was removed, the reported cards are stale.
+    pub delete_shadow: bool,
+    /// The node's pods must be listed and the plan made again; nothing else applies.
     pub count_pods: bool,
 }
 
-/// The plan of one node.
 #[must_use]
-pub fn plan(seen: &Seen<'_>) -> NodePlan {
-    let mut plan = NodePlan { labels: seen.node.current(), ..NodePlan::default() };
-    plan.labels.retain(|key, _| seen.node.ours.contains(*key));
+pub fn plan(input: &NodeInput<'_>) -> NodePlan {
+    let mut plan = NodePlan { labels: input.node.current(), ..NodePlan::default() };
+    plan.labels.retain(|key, _| input.node.own_labels.contains(*key));
     let mut target = Labels::new();
-    if let Some(wanted) = seen.wanted {
-        target = final_labels(seen, wanted, &mut plan.says);
-        if let Some(driver) = &wanted.place.driver
-            && !driver_is_good(seen, driver, &mut plan)
+    if let Some(desired) = input.desired {
+        target = final_labels(input, desired, &mut plan.conditions);
+        if let Some(driver) = &desired.settings.driver
+            && !driver_is_ready(input, driver, &mut plan)
         {
             return plan;
         }
-    } else if seen.node.ours.is_empty() {
+    } else if input.node.own_labels.is_empty() {
         return plan;
     }
-    let held = Held {
-        shares: holders(seen.shadow, HolderStatus::is_share),
-        deviating: holders(seen.shadow, HolderStatus::deviates),
+    let remaining = RemainingHolders {
+        shares: holders(input.shadow, HolderStatus::is_share),
+        deviating: holders(input.shadow, HolderStatus::deviates),
     };
-    match stage(seen.node, &target, held, seen.pods) {
-        Stage::Count => plan.count_pods = true,
-        Stage::Settled(labels) => {
-            let came_away = seen.node.is(names::NO_NEW_SHARES, "true") && !brings_agent(&labels);
-            plan.forget = came_away && seen.shadow.is_some_and(|shadow| !shadow.cards.is_empty());
+    match stage(input.node, &target, remaining, input.pods) {
+        Stage::NeedsPodCount => plan.count_pods = true,
+        Stage::Converged(labels) => {
+            let agent_removed = input.node.is(names::NO_NEW_SHARES, "true") && !brings_agent(&labels);
+            plan.delete_shadow = agent_removed && input.shadow.is_some_and(|shadow| !shadow.cards.is_empty());
             plan.labels = labels;
         }
         Stage::Waiting(labels, why) => {
             plan.labels = labels;
-            plan.says.push(Say::new("ModeSettled", false, "Waiting", why));
+            plan.conditions.push(OperatorCondition::new("ModeConverged", false, "Waiting", why));
         }
     }
-    if seen.wanted.is_some_and(|wanted| wanted.by_hand) {
-        // It is the owner's: who applies it owns it, and could not let it go.
+    if input.desired.is_some_and(|desired| desired.by_label) {
+        // Set by a user: applying it would make the operator its field owner.
         plan.labels.remove(names::PLUGIN);
     }
     plan
 }
 
-/// The labels of a node that is as it should be, and what is to be said of those who serve it already.
-fn final_labels(seen: &Seen<'_>, wanted: &Wanted, says: &mut Vec<Say>) -> Labels {
-    let place = &wanted.place;
-    let mode = format!("{:?}", place.plugin);
+/// The labels of a converged node, and the conditions about external components.
+fn final_labels(input: &NodeInput<'_>, desired: &Desired, conditions: &mut Vec<OperatorCondition>) -> Labels {
+    let settings = &desired.settings;
+    let mode = format!("{:?}", settings.plugin);
     let mut labels = Labels::from([(names::PLUGIN, mode.clone())]);
-    if let Some(pool) = &place.pool {
+    if let Some(pool) = &settings.pool {
         labels.insert(names::POOL, pool.clone());
     }
-    // Others' selectors may depend on our own label: judge by what the node will have.
-    let mut as_labelled = seen.node.labels.clone();
+    // Selectors of external DaemonSets may depend on the operator's label: judge by what the node will have.
+    let mut as_labelled = input.node.labels.clone();
     as_labelled.insert(names::PLUGIN.into(), mode);
-    let there = seen.owned.iter().filter(|owned| owned.covers(seen.node, &as_labelled)).collect::<Vec<_>>();
-    let served = |role: fn(&Role) -> bool| there.iter().find(|owned| owned.roles.iter().any(role));
+    let serving =
+        input.external.iter().filter(|set| set.covers(input.node, &as_labelled)).collect::<Vec<_>>();
+    let served = |role: fn(&Role) -> bool| serving.iter().find(|set| set.roles.iter().any(role));
     let agent = served(|role| *role == Role::NodeAgent);
     let nvidia = served(|role| matches!(role, Role::NvidiaPlugin { .. }));
     let dcgm = served(|role| *role == Role::DcgmExporter);
-    let has_agent = place.plugin != PluginMode::Legacy;
+    let has_agent = settings.plugin != PluginMode::Legacy;
 
-    // Two agents on a node would keep two ledgers.
+    // Two node agents would keep two ledgers.
     let unknown_agent =
-        agent.is_none() && !seen.node.labels.contains_key(names::RUN_AGENT) && seen.node.has_shares;
+        agent.is_none() && !input.node.labels.contains_key(names::RUN_AGENT) && input.node.has_shares;
     if has_agent && agent.is_none() && !unknown_agent {
-        labels.insert(names::RUN_AGENT, Agent::from(place.isolation).word().into());
+        labels.insert(names::RUN_AGENT, Agent::from(settings.isolation).flag_value().into());
     }
-    let ours = seen.node.labels.contains_key(names::RUN_NVIDIA);
-    let unknown = nvidia.is_none() && !ours && seen.node.has_whole_cards;
-    let wants_nvidia = !wanted.by_hand && place.plugin != PluginMode::Shared;
+    let ours = input.node.labels.contains_key(names::RUN_NVIDIA);
+    let unknown = nvidia.is_none() && !ours && input.node.has_whole_cards;
+    let wants_nvidia = !desired.by_label && settings.plugin != PluginMode::Shared;
     if wants_nvidia && nvidia.is_none() && !unknown {
-        labels.insert(names::RUN_NVIDIA, format!("{:?}", place.plugin));
+        labels.insert(names::RUN_NVIDIA, format!("{:?}", settings.plugin));
     } else if ours && nvidia.is_none() {
         labels.insert(names::RUN_NVIDIA, OFF.into());
     }
-    if place.exporter == Exporter::Dcgm && dcgm.is_none() {
+    if settings.exporter == Exporter::Dcgm && dcgm.is_none() {
         labels.insert(names::RUN_DCGM, "true".into());
     }
 
-    let mut respected =
-        [agent.filter(|_| has_agent), nvidia, dcgm.filter(|_| place.exporter == Exporter::Dcgm)]
+    let mut external =
+        [agent.filter(|_| has_agent), nvidia, dcgm.filter(|_| settings.exporter == Exporter::Dcgm)]
             .into_iter()
             .flatten()
-            .map(|owned| format!("DaemonSet {}", owned.name))
+            .map(|set| format!("DaemonSet {}", set.name))
             .collect::<Vec<_>>();
-    respected.dedup();
+    external.dedup();
     if unknown_agent && has_agent {
-        respected.push("something that is no DaemonSet and registers shares".into());
+        external.push("a plugin outside any DaemonSet that registers shares".into());
     }
     if unknown && wants_nvidia {
-        respected.push("something that is no DaemonSet and registers nvidia.com/gpu".into());
+        external.push("a plugin outside any DaemonSet that registers nvidia.com/gpu".into());
     }
-    if !respected.is_empty() {
-        let message = format!("left as it is: {}", respected.join(", "));
-        says.push(Say::new("OwnersComponents", true, "Respected", message));
+    if !external.is_empty() {
+        let message = format!("not managed by the operator: {}", external.join(", "));
+        conditions.push(OperatorCondition::new("ExternalComponents", true, "NotManaged", message));
     }
-    if let Some(conflict) = conflict(place.plugin, &there, seen.shadow) {
+    if let Some(conflict) = conflict(settings.plugin, &serving, input.shadow) {
         labels.insert(names::NO_NEW_SHARES, "true".into());
-        says.push(Say::new("PluginConflict", true, "TwoPlugins", conflict));
+        conditions.push(OperatorCondition::new("PluginConflict", true, "TwoPlugins", conflict));
     }
     labels
 }
 
-/// Two who hand out the same cards and know nothing of each other.
-fn conflict(mode: PluginMode, there: &[&Owned<'_>], shadow: Option<&GPUShadowStatus>) -> Option<String> {
+/// Two plugins that allocate the same cards independently.
+fn conflict(mode: PluginMode, serving: &[&External<'_>], shadow: Option<&GPUShadowStatus>) -> Option<String> {
     if mode == PluginMode::Legacy {
         return None;
     }
     let bridged = shadow.into_iter().flat_map(|shadow| &shadow.conditions);
     let bridged = bridged.into_iter().any(|c| c.type_ == "LegacyBridged" && c.status == "True");
-    there.iter().find_map(|owned| {
-        let name = &owned.name;
-        owned.roles.iter().find_map(|role| match role {
-            Role::OtherSharing => Some(format!("DaemonSet {name} hands out parts of the same cards; keep it off this node")),
+    serving.iter().find_map(|set| {
+        let name = &set.name;
+        set.roles.iter().find_map(|role| match role {
+            Role::OtherSharing => Some(format!("DaemonSet {name} allocates shares of the same cards; keep it off this node")),
             Role::NvidiaPlugin { behind_bridge: false } if mode == PluginMode::Shared || !bridged => Some(format!(
-                "DaemonSet {name} registers with the kubelet itself: set KUBELET_SOCKET (deploy/nvidia/README.md); no share is added until then"
+                "DaemonSet {name} registers with the kubelet directly: set KUBELET_SOCKET (deploy/nvidia/README.md); no new share is placed until then"
             )),
             _ => None,
         })
     })
 }
 
-/// Runs the installer's steps; whether the node may have its plugins.
-fn driver_is_good(seen: &Seen<'_>, driver: &Driver, plan: &mut NodePlan) -> bool {
-    let found = detected(seen.node, seen.shadow);
-    plan.says.push(driver::say(driver, &found));
+/// Runs the installer's steps; returns whether the plugins may run.
+fn driver_is_ready(input: &NodeInput<'_>, driver: &Driver, plan: &mut NodePlan) -> bool {
+    let found = detected(input.node, input.shadow);
+    plan.conditions.push(driver::matches_condition(driver, &found));
     let Some(key) = &driver.installer else { return true };
     let (pod, revision) =
-        match installer(key, seen.templates, &driver.version, &seen.node.name, seen.namespace) {
+        match installer(key, input.templates, &driver.version, &input.node.name, input.namespace) {
             Ok(made) => made,
             Err(problem) => {
-                // Without a usable template nothing begins, and nothing that runs is taken away.
-                let say = Say::new("DriverInstalled", false, "BadTemplate", problem.to_string());
-                plan.says.push(say);
+                // Without a valid template nothing is started and nothing is removed.
+                let condition =
+                    OperatorCondition::new("DriverInstalled", false, "BadTemplate", problem.to_string());
+                plan.conditions.push(condition);
                 plan.problem = Some(problem);
-                return driver::matches(driver, &found) == Some(true) || seen.node.has_agent();
+                return driver::matches(driver, &found) == Some(true) || input.node.has_agent();
             }
         };
-    let recorded = seen.shadow.and_then(|shadow| shadow.driver_install.as_ref());
+    let recorded = input.shadow.and_then(|shadow| shadow.driver_install.as_ref());
     let served = || {
         let run = [names::PLUGIN, names::RUN_AGENT, names::RUN_NVIDIA, names::RUN_DCGM];
-        run.iter().any(|key| seen.node.labels.get(*key).is_some_and(|value| value != OFF))
-            || seen.pods.is_some_and(|pods| pods.agents + pods.direct_plugins > 0)
+        run.iter().any(|key| input.node.labels.get(*key).is_some_and(|value| value != OFF))
+            || input.pods.is_some_and(|pods| pods.agents + pods.direct_plugins > 0)
     };
-    let look = |users, served| Look {
+    let install = |users, served| InstallInput {
         driver,
         matches: driver::matches(driver, &found),
         revision: &revision,
         recorded,
-        run: seen.runs.iter().find(|run| run.revision == revision),
+        run: input.runs.iter().find(|run| run.revision == revision),
         users,
         served,
     };
-    let users = seen.pods.map_or(0, |pods| {
-        let whole = holders(seen.shadow, |holder| !holder.is_share());
-        pods.legacy.max(whole) + pods.shared.max(holders(seen.shadow, HolderStatus::is_share))
+    let users = input.pods.map_or(0, |pods| {
+        let whole = holders(input.shadow, |holder| !holder.is_share());
+        pods.legacy.max(whole) + pods.shared.max(holders(input.shadow, HolderStatus::is_share))
     });
-    let (next, install) = step(&look(users, served()));
-    if matches!(next, Step::Begin | Step::Withdraw | Step::InUse) && seen.pods.is_none() {
+    let (next, install) = step(&install(users, served()));
+    if matches!(next, Step::Install | Step::Withdraw | Step::InUse) && input.pods.is_none() {
         plan.count_pods = true;
         return false;
     }
-    plan.says.push(driver::say_install(&install));
-    // What has been written down is not needed any more, nor is what belonged to another version or template.
+    plan.conditions.push(driver::installed_condition(&install));
+    // A pod whose result is recorded is not needed any more, nor one of another version or template.
     let written =
         recorded.is_some_and(|one| one.revision == revision && one.phase == InstallPhase::Installed);
-    let served_its_turn =
+    let is_obsolete =
         |run: &&Run| run.revision != revision || (written && run.phase == InstallPhase::Installed);
-    plan.remove = seen.runs.iter().filter(served_its_turn).map(|run| run.pod.clone()).collect();
+    plan.remove = input.runs.iter().filter(is_obsolete).map(|run| run.pod.clone()).collect();
     plan.install = Some(install);
     match next {
-        Step::Good => return true,
+        Step::Satisfied => return true,
         Step::InUse => {}
-        Step::Withdraw | Step::Hold => withdraw(&mut plan.labels),
-        Step::Begin => {
+        Step::Withdraw | Step::Wait => withdraw(&mut plan.labels),
+        Step::Install => {
             withdraw(&mut plan.labels);
             plan.create = Some(pod);
         }
@@ -248,31 +240,31 @@ fn driver_is_good(seen: &Seen<'_>, driver: &Driver, plan: &mut NodePlan) -> bool
     false
 }
 
-/// Takes everything off the node that uses the driver.
+/// Removes everything from the node that uses the driver.
 fn withdraw(labels: &mut Labels) {
     labels.retain(|key, _| [names::POOL, names::RUN_NVIDIA].contains(key));
-    take_off(labels);
+    pause_nvidia_plugin(labels);
 }
 
-/// Holders of this kind, as the node agent reports them.
+/// Number of such holders that the node agent reports.
 fn holders(shadow: Option<&GPUShadowStatus>, wanted: fn(&HolderStatus) -> bool) -> u32 {
     let holders = shadow.into_iter().flat_map(|shadow| &shadow.cards).flat_map(|card| &card.holders);
     u32::try_from(holders.filter(|holder| wanted(holder)).count()).unwrap_or(u32::MAX)
 }
 
-/// DaemonSets that are to be there and those that are not.
+/// DaemonSets to apply and to delete.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sets {
-    /// To apply: a node asks for them.
+    /// Needed by a node.
     pub apply: Vec<(Component, Value)>,
-    /// Names to delete: the last node that asked has gone, or the template has another name now.
+    /// Names of those that no node needs, or whose template has another name now.
     pub delete: Vec<String>,
-    /// Templates that cannot be used: what runs from them stays.
+    /// Invalid templates: what runs from them stays.
     pub problems: Vec<TemplateError>,
 }
 
-/// What follows for the DaemonSets from the labels that all nodes have now and get next. `existing` are the operator's own,
-/// by name, with their component.
+/// The DaemonSets needed by the current and next labels of all nodes. `existing` are the operator's own, by name, with their
+/// component.
 #[must_use]
 pub fn sets<'a>(
     labels: impl Iterator<Item = &'a Labels> + Clone,
@@ -284,14 +276,14 @@ pub fn sets<'a>(
     for component in Component::ALL {
         let (key, value) = component.label();
         let needed = labels.clone().any(|labels| labels.get(key).is_some_and(|found| found == value));
-        let there = existing.iter().filter(|(_, of)| *of == component.name()).map(|(name, _)| name);
+        let current = existing.iter().filter(|(_, of)| *of == component.name()).map(|(name, _)| name);
         if !needed {
-            sets.delete.extend(there.cloned());
+            sets.delete.extend(current.cloned());
             continue;
         }
         match daemon_set(component, templates, namespace) {
             Ok(set) => {
-                sets.delete.extend(there.filter(|name| set["metadata"]["name"] != ***name).cloned());
+                sets.delete.extend(current.filter(|name| set["metadata"]["name"] != ***name).cloned());
                 sets.apply.push((component, set));
             }
             Err(problem) => sets.problems.push(problem),

@@ -1,7 +1,7 @@
-//! What each node is to have, and how it gets there while pods run. Pure.
+//! Desired state of each node, and the steps towards it while pods run. Pure.
 //!
-//! [`daemonsets`] knows who serves a node already, [`templates`] what the operator would put there, [`driver`] whether the
-//! driver is the wanted one, [`switch`] the steps between two modes, [`decide`] what follows for one node and for all.
+//! [`daemonsets`]: external DaemonSets that serve a node. [`templates`]: the operator's own. [`driver`]: driver version and installer.
+//! [`switch`]: the steps between two plugin modes. [`decide`]: the plan for one node and for all.
 
 pub mod daemonsets;
 pub mod decide;
@@ -12,7 +12,7 @@ pub mod templates;
 #[cfg(test)]
 mod tests;
 
-use crate::pools::Place;
+use crate::pools::NodeSettings;
 use gpu_migrate_model::names;
 use k8s_openapi::api::core::v1::Taint;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,22 +24,18 @@ pub const LABELS: [&str; 6] =
 /// The operator's labels on a node.
 pub type Labels = BTreeMap<&'static str, String>;
 
-/// What is known of a Node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
-    /// Its name.
     pub name: String,
     /// Its UID: GPUShadows belong to it.
     pub uid: String,
-    /// All its labels.
     pub labels: BTreeMap<String, String>,
     /// Those of [`LABELS`] that the operator has written, and may remove.
-    pub ours: BTreeSet<String>,
-    /// Its taints.
+    pub own_labels: BTreeSet<String>,
     pub taints: Vec<Taint>,
-    /// Somebody has registered whole cards with its kubelet, now or minutes ago.
+    /// A plugin has registered whole cards with its kubelet, now or minutes ago.
     pub has_whole_cards: bool,
-    /// Somebody has registered shares with its kubelet, now or minutes ago.
+    /// A plugin has registered shares with its kubelet, now or minutes ago.
     pub has_shares: bool,
 }
 
@@ -50,13 +46,12 @@ impl NodeView {
         LABELS.into_iter().filter_map(|key| Some((key, self.labels.get(key)?.clone()))).collect()
     }
 
-    /// Whether a label says so.
     #[must_use]
     pub fn is(&self, key: &str, value: &str) -> bool {
         self.labels.get(key).is_some_and(|found| found == value)
     }
 
-    /// Whether the node agent serves it, or is on its way.
+    /// Whether the node agent runs there or is about to.
     #[must_use]
     pub fn has_agent(&self) -> bool {
         self.labels.contains_key(names::RUN_AGENT)
@@ -65,45 +60,41 @@ impl NodeView {
     }
 }
 
-/// The pods of a node, counted. Only asked for where a step depends on them.
+/// Counts of a node's pods. Only listed where a step depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodePods {
-    /// That ask for whole cards and have not ended.
+    /// Requesting whole cards, not finished.
     pub legacy: u32,
-    /// That ask for shares and have not ended.
+    /// Requesting shares, not finished.
     pub shared: u32,
-    /// Node agents, whoever runs them.
+    /// Node agents, the operator's or external.
     pub agents: u32,
     /// The operator's copies of NVIDIA's plugin that register with the kubelet.
     pub direct_plugins: u32,
 }
 
-/// What a node is to be, and who says so.
+/// The desired state of a node and where it is specified.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Pool, mode and what else the GPUConfig says.
-    pub place: Place,
-    /// An owner has set the label `gpu-migrate.io/plugin` by hand: the operator brings the node agent and nothing else.
-    pub by_hand: bool,
+pub struct Desired {
+    /// Pool, plugin mode and the other settings.
+    pub settings: NodeSettings,
+    /// Specified by a label `gpu-migrate.io/plugin` set by a user: the operator runs the node agent and nothing else.
+    pub by_label: bool,
 }
 
 /// A condition that the operator writes into a GPUShadow or the GPUConfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Say {
-    /// Its type.
+pub struct OperatorCondition {
     pub kind: &'static str,
-    /// Its status.
-    pub holds: bool,
-    /// One word.
+    pub status: bool,
+    /// CamelCase.
     pub reason: &'static str,
-    /// For people.
     pub message: String,
 }
 
-impl Say {
-    /// A condition.
+impl OperatorCondition {
     #[must_use]
-    pub fn new(kind: &'static str, holds: bool, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { kind, holds, reason, message: message.into() }
+    pub fn new(kind: &'static str, status: bool, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { kind, status, reason, message: message.into() }
     }
 }

@@ -1,4 +1,4 @@
-//! What the operator puts on nodes, from the owner's templates. Pure.
+//! DaemonSets and pods that the operator creates from the templates of a ConfigMap. Pure.
 
 use super::driver::revision;
 use gpu_migrate_model::crd::Isolation;
@@ -15,7 +15,7 @@ pub const INSTALLER: &str = "driver-installer";
 /// Label of an installer's pod: which run it is.
 pub const REVISION: &str = "gpu-migrate.io/revision";
 
-/// Something that runs on nodes as a DaemonSet.
+/// A node component, run as a DaemonSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Component {
     /// The node agent, one DaemonSet for each isolation.
@@ -24,13 +24,11 @@ pub enum Component {
     NvidiaDirect,
     /// NVIDIA's plugin, registered with the node agent.
     NvidiaBridged,
-    /// NVIDIA's exporter.
     Dcgm,
 }
 
 /// The isolation of a node agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs)] // the names are those of [`Isolation`]
 pub enum Agent {
     None,
     Vcuda,
@@ -52,7 +50,7 @@ impl From<Isolation> for Agent {
 impl Agent {
     /// As the agent's `--isolation` takes it.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn flag_value(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Vcuda => "vcuda",
@@ -63,7 +61,6 @@ impl Agent {
 }
 
 impl Component {
-    /// All there are.
     pub const ALL: [Self; 7] = [
         Self::Agent(Agent::None),
         Self::Agent(Agent::Vcuda),
@@ -88,11 +85,11 @@ impl Component {
         }
     }
 
-    /// The node label that asks for it.
+    /// The node label that selects it.
     #[must_use]
     pub const fn label(self) -> (&'static str, &'static str) {
         match self {
-            Self::Agent(agent) => (names::RUN_AGENT, agent.word()),
+            Self::Agent(agent) => (names::RUN_AGENT, agent.flag_value()),
             Self::NvidiaDirect => (names::RUN_NVIDIA, "Legacy"),
             Self::NvidiaBridged => (names::RUN_NVIDIA, "Bridged"),
             Self::Dcgm => (names::RUN_DCGM, "true"),
@@ -106,40 +103,18 @@ impl fmt::Display for Component {
     }
 }
 
-/// A template that cannot be used. What runs from an earlier one stays.
+/// An invalid template. What runs from an earlier version stays.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TemplateError {
-    /// No such key.
     #[error("ConfigMap {CONFIG_MAP} has no key {key}; expected a {kind}")]
-    Missing {
-        /// The key.
-        key: String,
-        /// What it should hold.
-        kind: &'static str,
-    },
-    /// Not YAML.
+    Missing { key: String, kind: &'static str },
     #[error("ConfigMap {CONFIG_MAP}, key {key}: {reason}")]
-    Unreadable {
-        /// The key.
-        key: String,
-        /// Where and why.
-        reason: String,
-    },
+    Unreadable { key: String, reason: String },
     /// A field that is not as it must be.
     #[error("ConfigMap {CONFIG_MAP}, key {key}: {field} is {found}; expected {expected}")]
-    Field {
-        /// The key.
-        key: String,
-        /// The field.
-        field: &'static str,
-        /// What stands there.
-        found: String,
-        /// What should.
-        expected: &'static str,
-    },
+    Field { key: String, field: &'static str, found: String, expected: &'static str },
 }
 
-/// The ConfigMap's data.
 pub type Templates = BTreeMap<String, String>;
 
 fn object(
@@ -166,24 +141,29 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn wrong(&self, field: &'static str, found: &Value, expected: &'static str) -> TemplateError {
+    fn error(&self, field: &'static str, found: &Value, expected: &'static str) -> TemplateError {
         TemplateError::Field { key: self.key.to_owned(), field, found: found.to_string(), expected }
     }
 
     fn text(&self, field: &'static str, pointer: &str, expected: &'static str) -> Result<(), TemplateError> {
         let found = self.value.pointer(pointer).unwrap_or(&Value::Null);
-        if found == expected { Ok(()) } else { Err(self.wrong(field, found, expected)) }
+        if found == expected { Ok(()) } else { Err(self.error(field, found, expected)) }
     }
 
-    fn there(&self, field: &'static str, pointer: &str, expected: &'static str) -> Result<(), TemplateError> {
+    fn present(
+        &self,
+        field: &'static str,
+        pointer: &str,
+        expected: &'static str,
+    ) -> Result<(), TemplateError> {
         let found = self.value.pointer(pointer).unwrap_or(&Value::Null);
         let empty = found.as_str() == Some("") || found.as_array().is_some_and(Vec::is_empty);
-        if found.is_null() || empty { Err(self.wrong(field, found, expected)) } else { Ok(()) }
+        if found.is_null() || empty { Err(self.error(field, found, expected)) } else { Ok(()) }
     }
 }
 
-/// Sets `value[path…]`; what is on the way is made where it is not there.
-fn put(value: &mut Value, path: &[&str], new: Value) {
+/// Sets `value[path…]` and creates missing objects on the path.
+fn set_path(value: &mut Value, path: &[&str], new: Value) {
     let mut at = value;
     for key in path {
         if !at.is_object() {
@@ -194,21 +174,21 @@ fn put(value: &mut Value, path: &[&str], new: Value) {
     *at = new;
 }
 
-fn sign(object: &mut Value, namespace: &str, component: &str) {
-    put(object, &["metadata", "namespace"], json!(namespace));
+fn set_metadata(object: &mut Value, namespace: &str, component: &str) {
+    set_path(object, &["metadata", "namespace"], json!(namespace));
     let labels = [
         ("app.kubernetes.io/managed-by", "gpu-migrate-operator"),
-        // `gpu-migrate uninstall` finds what is ours by it.
+        // `gpu-migrate uninstall` selects by it.
         ("app.kubernetes.io/name", "gpu-migrate"),
         (names::COMPONENT, component),
     ];
     for (key, value) in labels {
-        put(object, &["metadata", "labels", key], json!(value));
+        set_path(object, &["metadata", "labels", key], json!(value));
     }
 }
 
-/// The DaemonSet of a component as a server-side apply: the owner's template in the operator's namespace, on the nodes that
-/// ask for it and no others.
+/// The DaemonSet of a component for server-side apply: the template in the operator's namespace, on the nodes with the component's
+/// label.
 ///
 /// # Errors
 /// [`TemplateError`].
@@ -220,9 +200,13 @@ pub fn daemon_set(
     let key = format!("{component}.yaml");
     let mut set = object(templates, &key, "apps/v1", "DaemonSet")?;
     let checker = Checker { key: &key, value: &set };
-    checker.there("metadata.name", "/metadata/name", "a name")?;
-    checker.there("spec.selector.matchLabels", "/spec/selector/matchLabels", "labels of the pod template")?;
-    checker.there("spec.template.spec.containers", "/spec/template/spec/containers", "containers")?;
+    checker.present("metadata.name", "/metadata/name", "a name")?;
+    checker.present(
+        "spec.selector.matchLabels",
+        "/spec/selector/matchLabels",
+        "labels of the pod template",
+    )?;
+    checker.present("spec.template.spec.containers", "/spec/template/spec/containers", "containers")?;
     let wanted = set.pointer("/spec/selector/matchLabels").and_then(Value::as_object);
     let given = set.pointer("/spec/template/metadata/labels").cloned().unwrap_or_default();
     if let Some((label, value)) =
@@ -230,19 +214,23 @@ pub fn daemon_set(
     {
         let found = json!({label.as_str(): value});
         let expected = "labels that the pod template has";
-        return Err(checker.wrong("spec.selector.matchLabels", &found, expected));
+        return Err(checker.error("spec.selector.matchLabels", &found, expected));
     }
-    sign(&mut set, namespace, component.name());
+    set_metadata(&mut set, namespace, component.name());
     let (label, value) = component.label();
-    put(&mut set, &["spec", "template", "spec", "nodeSelector", label], json!(value));
-    put(&mut set, &["spec", "template", "metadata", "labels", names::COMPONENT], json!(component.name()));
+    set_path(&mut set, &["spec", "template", "spec", "nodeSelector", label], json!(value));
+    set_path(
+        &mut set,
+        &["spec", "template", "metadata", "labels", names::COMPONENT],
+        json!(component.name()),
+    );
     if let Some(set) = set.as_object_mut() {
         set.remove("status");
     }
     Ok(set)
 }
 
-/// The pod that installs `version` on a node, from the owner's template, and which run it is.
+/// The pod that installs `version` on a node, and the name of its run.
 ///
 /// # Errors
 /// [`TemplateError`].
@@ -255,29 +243,29 @@ pub fn installer(
 ) -> Result<(Value, String), TemplateError> {
     let mut pod = object(templates, key, "v1", "Pod")?;
     let checker = Checker { key, value: &pod };
-    checker.there("spec.containers", "/spec/containers", "containers")?;
+    checker.present("spec.containers", "/spec/containers", "containers")?;
     if pod.pointer("/spec/restartPolicy").is_some_and(|policy| policy == "Always") {
-        let expected = "Never or OnFailure: an installer ends";
-        return Err(checker.wrong("spec.restartPolicy", &json!("Always"), expected));
+        let expected = "Never or OnFailure";
+        return Err(checker.error("spec.restartPolicy", &json!("Always"), expected));
     }
     let revision = revision(templates.get(key).map_or("", String::as_str), version);
-    sign(&mut pod, namespace, INSTALLER);
+    set_metadata(&mut pod, namespace, INSTALLER);
     // A pod's name may have 253 characters, a node's too.
     let short = node.chars().take(200).collect::<String>();
     let short = short.trim_end_matches(['.', '-']);
-    put(&mut pod, &["metadata", "name"], json!(format!("gpu-migrate-driver-{short}-{revision}")));
-    put(&mut pod, &["metadata", "labels", REVISION], json!(revision));
-    // Straight onto the node, past its taints: as a DaemonSet's pod, it is about this node and no other.
-    put(&mut pod, &["spec", "nodeName"], json!(node));
+    set_path(&mut pod, &["metadata", "name"], json!(format!("gpu-migrate-driver-{short}-{revision}")));
+    set_path(&mut pod, &["metadata", "labels", REVISION], json!(revision));
+    // Bound directly, past taints, like a DaemonSet's pod.
+    set_path(&mut pod, &["spec", "nodeName"], json!(node));
     if pod.pointer("/spec/restartPolicy").is_none() {
-        put(&mut pod, &["spec", "restartPolicy"], json!("Never"));
+        set_path(&mut pod, &["spec", "restartPolicy"], json!("Never"));
     }
-    let told = [("GPU_MIGRATE_DRIVER_VERSION", version), ("GPU_MIGRATE_NODE", node)];
+    let variables = [("GPU_MIGRATE_DRIVER_VERSION", version), ("GPU_MIGRATE_NODE", node)];
     for kind in ["/spec/initContainers", "/spec/containers"] {
         let containers = pod.pointer_mut(kind).and_then(Value::as_array_mut);
         for container in containers.into_iter().flatten() {
             let mut env = container.get("env").and_then(Value::as_array).cloned().unwrap_or_default();
-            env.extend(told.map(|(name, value)| json!({"name": name, "value": value})));
+            env.extend(variables.map(|(name, value)| json!({"name": name, "value": value})));
             container["env"] = Value::Array(env);
         }
     }

@@ -1,7 +1,7 @@
 //! The decisions as tables: what a node looks like, what it is to be, what follows.
 
-use super::daemonsets::{Role, owned, roles};
-use super::decide::{NodePlan, Seen, plan, sets, wanted};
+use super::daemonsets::{Role, external, roles};
+use super::decide::{NodeInput, NodePlan, desired, plan, sets};
 use super::driver::{Run, matches};
 use super::templates::{Component, Templates, daemon_set, installer};
 use super::{Labels, NodePods, NodeView};
@@ -22,11 +22,11 @@ fn spec(plugin: &str, more: Value) -> GPUConfigSpec {
 }
 
 /// A node of the pool with labels that the operator wrote.
-fn node(ours: &[(&str, &str)]) -> NodeView {
+fn node(own: &[(&str, &str)]) -> NodeView {
     let mut labels = BTreeMap::from([("pool".to_owned(), "p".to_owned())]);
-    labels.extend(ours.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-    let ours = ours.iter().map(|(key, _)| (*key).to_owned()).collect();
-    NodeView { name: "n".into(), labels, ours, ..NodeView::default() }
+    labels.extend(own.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+    let own_labels = own.iter().map(|(key, _)| (*key).to_owned()).collect();
+    NodeView { name: "n".into(), labels, own_labels, ..NodeView::default() }
 }
 
 fn set(name: &str, pod: Value) -> DaemonSet {
@@ -60,13 +60,13 @@ struct Case {
 
 impl Case {
     fn plan(&self, spec: Option<&GPUConfigSpec>, node: &NodeView) -> NodePlan {
-        let owned = owned(&self.sets);
-        let wanted = wanted(spec, node);
-        plan(&Seen {
+        let external = external(&self.sets);
+        let desired = desired(spec, node);
+        plan(&NodeInput {
             node,
-            wanted: wanted.as_ref(),
+            desired: desired.as_ref(),
             shadow: self.shadow.as_ref(),
-            owned: &owned,
+            external: &external,
             pods: self.pods.as_ref(),
             runs: &self.runs,
             templates: &self.templates,
@@ -81,8 +81,8 @@ fn shown(labels: &Labels) -> Vec<(&str, &str)> {
     labels.iter().map(|(key, value)| (short(key), value.as_str())).filter(|(key, _)| *key != "pool").collect()
 }
 
-fn says(plan: &NodePlan) -> Vec<String> {
-    plan.says.iter().map(|say| format!("{}={}: {}", say.kind, say.holds, say.message)).collect()
+fn conditions(plan: &NodePlan) -> Vec<String> {
+    plan.conditions.iter().map(|one| format!("{}={}: {}", one.kind, one.status, one.message)).collect()
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_daemon_set_counts_where_it_would_run() {
         let mut spec = device_plugin(json!({"image": "k8s-device-plugin"}));
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let sets = [set("d", spec)];
-        owned(&sets)[0].covers(node, &node.labels)
+        external(&sets)[0].covers(node, &node.labels)
     };
     let here = node(&[]);
     let affinity = |term: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}});
@@ -200,7 +200,7 @@ fn a_new_node_gets_what_its_mode_needs() {
     for (mode, more, expected) in cases {
         let plan = Case::default().plan(Some(&spec(mode, more)), &bare);
         assert_eq!(shown(&plan.labels), expected, "{mode}");
-        assert!(plan.says.is_empty(), "{:?}", plan.says);
+        assert!(plan.conditions.is_empty(), "{:?}", plan.conditions);
     }
     // NVIDIA's plugin goes straight to the kubelet only where no agent is: that must be looked at.
     let legacy = spec("Legacy", json!({}));
@@ -212,9 +212,9 @@ fn a_new_node_gets_what_its_mode_needs() {
 
 #[test]
 fn a_node_that_an_owner_labelled_gets_the_agent_alone() {
-    let mut by_hand = node(&[(PLUGIN, "Bridged")]);
-    by_hand.ours.clear();
-    let plan = Case::default().plan(None, &by_hand);
+    let mut labelled = node(&[(PLUGIN, "Bridged")]);
+    labelled.own_labels.clear();
+    let plan = Case::default().plan(None, &labelled);
     assert_eq!(shown(&plan.labels), [("run-node-agent", "none")], "the label itself stays the owner's");
     let other = NodeView { name: "other".into(), ..NodeView::default() };
     assert_eq!(Case::default().plan(None, &other), NodePlan::default(), "nothing is touched");
@@ -231,9 +231,9 @@ fn what_an_owner_runs_is_left_as_it_is() {
     let plan = case.plan(Some(&bridged), &node(&[]));
     assert_eq!(shown(&plan.labels), [("plugin", "Bridged"), ("run-node-agent", "none")]);
     assert_eq!(
-        says(&plan),
+        conditions(&plan),
         [
-            "OwnersComponents=true: left as it is: DaemonSet kube-system/any-name, DaemonSet kube-system/metrics"
+            "ExternalComponents=true: not managed by the operator: DaemonSet kube-system/any-name, DaemonSet kube-system/metrics"
         ]
     );
 
@@ -249,7 +249,7 @@ fn what_an_owner_runs_is_left_as_it_is() {
     (registered.has_whole_cards, registered.has_shares) = (true, true);
     let plan = Case::default().plan(Some(&spec("Bridged", json!({}))), &registered);
     assert_eq!(shown(&plan.labels), [("plugin", "Bridged")]);
-    assert_eq!(plan.says.len(), 1, "{:?}", plan.says);
+    assert_eq!(plan.conditions.len(), 1, "{:?}", plan.conditions);
 }
 
 #[test]
@@ -262,11 +262,9 @@ fn two_plugins_for_the_same_cards_are_a_conflict_and_close_the_node_to_shares() 
         shown(&plan.labels),
         [("no-new-shares", "true"), ("plugin", "Bridged"), ("run-node-agent", "none")]
     );
-    assert!(
-        says(&plan)[1].starts_with(
-            "PluginConflict=true: DaemonSet kube-system/nvidia registers with the kubelet itself"
-        )
-    );
+    assert!(conditions(&plan)[1].starts_with(
+        "PluginConflict=true: DaemonSet kube-system/nvidia registers with the kubelet directly"
+    ));
     // As soon as the agent has it behind itself, the node opens.
     case.shadow = Some(shadow(
         json!({"conditions": [{"type": "LegacyBridged", "status": "True", "reason": "", "message": "", "lastTransitionTime": "2026-11-21T12:00:00Z"}]}),
@@ -277,7 +275,9 @@ fn two_plugins_for_the_same_cards_are_a_conflict_and_close_the_node_to_shares() 
     );
     let hami =
         Case { sets: vec![set("h", device_plugin(json!({"image": "projecthami/hami"})))], ..Case::default() };
-    assert!(says(&hami.plan(Some(&bridged), &node(&[])))[0].contains("hands out parts of the same cards"));
+    assert!(
+        conditions(&hami.plan(Some(&bridged), &node(&[])))[0].contains("allocates shares of the same cards")
+    );
     let mut counted = Case { sets: vec![direct()], pods: Some(NodePods::default()), ..Case::default() };
     counted.sets.push(set("h", device_plugin(json!({"image": "projecthami/hami"}))));
     let plan = counted.plan(Some(&spec("Legacy", json!({}))), &node(&[]));
@@ -373,10 +373,10 @@ fn away_from_the_bridge_the_last_share_and_then_the_agent_leave_first() {
     let mut case = Case { shadow: Some(held(json!({"uid": "old", "container": "c"}))), ..Case::default() };
     for (agents, forgotten) in [(1, false), (0, true)] {
         case.pods = Some(pods(0, agents));
-        assert_eq!(case.plan(Some(&spec("Legacy", json!({}))), &closed_node).forget, forgotten);
+        assert_eq!(case.plan(Some(&spec("Legacy", json!({}))), &closed_node).delete_shadow, forgotten);
     }
     closed_node = node(&[(PLUGIN, "Bridged"), (AGENT, "none"), (CLOSED, "true")]);
-    assert!(!case.plan(Some(&spec("Bridged", json!({}))), &closed_node).forget, "it stays after all");
+    assert!(!case.plan(Some(&spec("Bridged", json!({}))), &closed_node).delete_shadow, "it stays after all");
     // A node that leaves its pool goes the same way, to nothing.
     let none = GPUConfigSpec::default();
     let steps = walk(&from, Some(&none), &world);
@@ -454,9 +454,9 @@ fn a_node_gets_its_plugins_only_after_the_driver() {
     let failed = case.plan(Some(&spec), &node(&[]));
     assert_eq!((shown(&failed.labels), failed.create.clone()), (vec![], None), "tried again only when asked");
     assert!(
-        says(&failed)[1].ends_with("not installed: install: Error, exit code 7: no kernel headers"),
+        conditions(&failed)[1].ends_with("not installed: install: Error, exit code 7: no kernel headers"),
         "{:?}",
-        says(&failed)
+        conditions(&failed)
     );
     case.runs = vec![run(InstallPhase::Installed, "")];
     let done = case.plan(Some(&spec), &node(&[]));
@@ -480,10 +480,10 @@ fn a_driver_is_not_changed_under_running_pods() {
     let busy = case.plan(Some(&spec), &node(&labels));
     assert_eq!((shown(&busy.labels).len(), busy.create.clone()), (3, None), "a legacy holder is left");
     assert!(
-        says(&busy)[0].contains("driver 535.1 found, 550 wanted")
-            && says(&busy)[1].contains("nothing is evicted"),
+        conditions(&busy)[0].contains("driver 535.1 found, 550 desired")
+            && conditions(&busy)[1].contains("no pod is evicted"),
         "{:?}",
-        says(&busy)
+        conditions(&busy)
     );
     case.shadow = Some(shadow(json!({"driverVersion": "535.1"})));
     let empty = case.plan(Some(&spec), &node(&labels));
@@ -557,10 +557,10 @@ fn a_bad_template_is_named() {
             .contains("spec.template.spec.containers")
     );
     let always = Templates::from([("d".into(), format!("{INSTALLER}  restartPolicy: Always\n"))]);
-    assert!(installer("d", &always, "1", "n", "sys").unwrap_err().to_string().contains("an installer ends"));
+    assert!(installer("d", &always, "1", "n", "sys").unwrap_err().to_string().contains("Never or OnFailure"));
 }
 
 #[test]
-fn closed_is_said_to_the_extender_in_its_own_word() {
+fn the_label_against_new_shares_is_the_extenders() {
     assert_eq!(CLOSED, gpu_migrate_model::names::NO_NEW_SHARES);
 }

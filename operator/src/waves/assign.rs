@@ -1,26 +1,30 @@
 //! Which workload moves in which wave.
 
-use super::{Key, Means, Seen};
+use super::{Key, Management, ObservedWorkload};
 use gpu_migrate_model::crd::{GPUMigrationStatus, Wave};
+use gpu_migrate_model::hash::fnv1a;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The wave of each workload that moves, from 0. Workloads that no wave reaches are not in it.
 ///
-/// Named workloads go where they are named. A percentage counts all workloads that can be moved, in an order that
-/// depends on their names alone. A workload that already has a wave in the status keeps it, so that one that
-/// appears or vanishes does not push others from wave to wave; a new one never joins a wave that is over.
+/// A named workload goes to the wave that names it. A percentage counts all workloads that can be converted, in an order that
+/// depends on their names alone. A workload that has a wave in the status keeps it, so that one that is created or deleted does
+/// not move others between waves; a new one never joins a wave that is over.
 #[must_use]
-pub fn assign(waves: &[Wave], seen: &[Seen], status: &GPUMigrationStatus) -> BTreeMap<Key, u32> {
-    let movable =
-        seen.iter().filter(|one| one.means == Means::Restart).map(|one| &one.key).collect::<BTreeSet<_>>();
-    let mut assigned = kept(waves, &movable, status);
+pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationStatus) -> BTreeMap<Key, u32> {
+    let movable = seen
+        .iter()
+        .filter(|one| one.management == Management::Restart)
+        .map(|one| &one.key)
+        .collect::<BTreeSet<_>>();
+    let mut assigned = still_assigned(waves, &movable, status);
     let current = status.wave.unwrap_or(0);
     let mut waiting = movable.iter().filter(|key| !assigned.contains_key(**key)).copied().collect::<Vec<_>>();
     waiting.sort_by_key(|key| (order(key), (*key).clone()));
 
     for (number, wave) in (0_u32..).zip(waves) {
         if let Some(names) = &wave.workloads {
-            // A name that cannot be read is the policy's error, said where the policy is checked.
+            // A name that cannot be parsed is reported where the policy is validated.
             let named = names.iter().filter_map(|name| name.parse::<Key>().ok()).collect::<BTreeSet<_>>();
             waiting.retain(|key| {
                 let here = named.contains(*key);
@@ -40,8 +44,12 @@ pub fn assign(waves: &[Wave], seen: &[Seen], status: &GPUMigrationStatus) -> BTr
     assigned
 }
 
-/// What the status says, as far as the policy still has that many waves and the workload is still there.
-fn kept(waves: &[Wave], movable: &BTreeSet<&Key>, status: &GPUMigrationStatus) -> BTreeMap<Key, u32> {
+/// Assignments of the status whose wave and workload still exist.
+fn still_assigned(
+    waves: &[Wave],
+    movable: &BTreeSet<&Key>,
+    status: &GPUMigrationStatus,
+) -> BTreeMap<Key, u32> {
     let one = |workload: &gpu_migrate_model::crd::WorkloadStatus| {
         let key = Key {
             kind: workload.kind.clone(),
@@ -54,9 +62,7 @@ fn kept(waves: &[Wave], movable: &BTreeSet<&Key>, status: &GPUMigrationStatus) -
     status.workloads.iter().filter_map(one).collect()
 }
 
-/// A stable order that has nothing to do with the alphabet, so that the first wave is a sample: FNV-1a.
+/// A stable order unrelated to the alphabet, so that the first wave is a sample.
 fn order(key: &Key) -> u64 {
-    key.to_string()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a(key.to_string().bytes())
 }

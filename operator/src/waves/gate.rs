@@ -1,40 +1,46 @@
-//! The gate of a wave: what fails it, what it still waits for.
+//! The gate of a wave: when it fails, waits or passes.
 
-use super::Seen;
+use super::ObservedWorkload;
 use gpu_migrate_model::crd::Gate;
 use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
 
-/// The answer of the gate's query: not asked yet, no answer, or a value.
+/// The query's result: `None` before it was sent.
 pub(super) type Answer<'a> = Option<&'a Result<f64, String>>;
 
-/// What the gate says of a wave.
+/// The gate's verdict on a wave.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
-    /// It waits; say why, and look again then.
-    Wait { why: String, again: Duration },
-    /// The query has to be asked.
-    Ask,
-    /// The wave is done.
+    /// Not yet; reconcile again after `again`.
+    Wait {
+        why: String,
+        again: Duration,
+    },
+    Query,
     Pass,
-    /// The wave is taken back.
     Fail(String),
 }
 
-/// What fails a wave at any time while it is under way. `got_on` is when it began or a workload last arrived: each
-/// workload has its own time, however many there are and however few may move at once.
-pub(super) fn broken(gate: &Gate, got_on: Timestamp, now: Timestamp, wave: &[&Seen]) -> Option<String> {
-    if let Some(one) = wave.iter().find(|one| one.sent && one.restarts > gate.max_restarts) {
+/// Why a wave in progress has failed. `last_progress` is when it began or when a workload last became ready: the deadline is per
+/// workload, independent of how many there are and how few may be unavailable at once.
+pub(super) fn failure(
+    gate: &Gate,
+    last_progress: Timestamp,
+    now: Timestamp,
+    wave: &[&ObservedWorkload],
+) -> Option<String> {
+    if let Some(one) = wave.iter().find(|one| one.labelled && one.restarts > gate.max_restarts) {
         return Some(format!(
-            "{}: a container restarted {} times, at most {} are allowed",
+            "{}: a container restarted {} times, maximum is {}",
             one.key, one.restarts, gate.max_restarts
         ));
     }
-    let late = now.duration_since(got_on) >= SignedDuration::from_secs(gate.ready_within_seconds.into());
-    let missing = wave.iter().filter(|one| !one.arrived()).collect::<Vec<_>>();
+    let late =
+        now.duration_since(last_progress) >= SignedDuration::from_secs(gate.ready_within_seconds.into());
+    let missing = wave.iter().filter(|one| !one.is_converted()).collect::<Vec<_>>();
     match missing.first() {
         Some(first) if late => Some(format!(
-            "{} of {} workloads not ready, and nothing got on for {} s; first {}{}",
+            "{} of {} workloads not ready, no progress for {} s; first {}{}",
             missing.len(),
             wave.len(),
             gate.ready_within_seconds,
@@ -49,26 +55,25 @@ pub(super) fn broken(gate: &Gate, got_on: Timestamp, now: Timestamp, wave: &[&Se
     }
 }
 
-/// What the gate says once all of the wave were ready at `ready`.
+/// The verdict once all workloads of the wave were ready at `ready`.
 pub(super) fn soak(gate: &Gate, ready: Timestamp, now: Timestamp, answer: Answer<'_>) -> Verdict {
     let left = SignedDuration::from_secs(gate.soak_seconds.into()) - now.duration_since(ready);
     if left.is_positive() {
         return Verdict::Wait {
-            why: format!("all ready; watched for another {} s", left.as_secs().max(1)),
+            why: format!("all ready; soaking for another {} s", left.as_secs().max(1)),
             again: left.try_into().unwrap_or(Duration::from_secs(1)),
         };
     }
     let Some(query) = &gate.query else { return Verdict::Pass };
     match answer {
-        None => Verdict::Ask,
-        // Not knowing is no reason to go on, and none to throw away what works.
-        Some(Err(why)) => Verdict::Wait {
-            why: format!("the gate's query has no answer: {why}"),
-            again: Duration::from_secs(15),
-        },
+        None => Verdict::Query,
+        // Without an answer the wave neither continues nor is rolled back.
+        Some(Err(why)) => {
+            Verdict::Wait { why: format!("the gate query failed: {why}"), again: Duration::from_secs(15) }
+        }
         Some(Ok(value)) if *value <= query.max => Verdict::Pass,
         Some(Ok(value)) => {
-            Verdict::Fail(format!("the gate's query gave {value}, at most {} is allowed", query.max))
+            Verdict::Fail(format!("the gate query returned {value}, maximum is {}", query.max))
         }
     }
 }

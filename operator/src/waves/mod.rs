@@ -1,7 +1,6 @@
-//! Where a migration is and what happens next: a state machine without a clock, a cluster or a memory of its own.
+//! The state machine of a rollout: pure, with the clock handed in.
 //!
-//! Everything it remembers is in the GPUMigration's status and on the workloads themselves: the label
-//! `gpu-migrate.io/convert` on a pod template says that the workload has been sent over. So an operator that is
+//! Its state is the GPUMigration's status and the label `gpu-migrate.io/convert` on the pod templates. An operator that is
 //! killed between any two writes continues the same wave.
 //!
 //! ```text
@@ -29,9 +28,7 @@ use std::time::Duration;
 pub struct Key {
     /// `Deployment`, `StatefulSet`, …
     pub kind: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -54,62 +51,55 @@ impl FromStr for Key {
     }
 }
 
-/// How a workload can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
-    /// By a change of its pod template, which its controller rolls out.
+pub enum Management {
+    /// A change of its pod template, which its controller rolls out.
     Restart,
-    /// Not by us: a Job runs to its end, a bare pod belongs to its owner.
-    Report,
+    /// Not restarted by the operator: Jobs, bare pods, `OnDelete`, paused.
+    Unmanaged,
 }
 
-/// A workload as it was seen.
+/// A workload as observed in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Which one.
+pub struct ObservedWorkload {
     pub key: Key,
-    /// How it can be moved.
-    pub means: Means,
-    /// Its pod template carries the label that sends it over.
-    pub sent: bool,
+    pub management: Management,
+    /// Its pod template has the label `gpu-migrate.io/convert`.
+    pub labelled: bool,
     /// Its controller has seen its spec, and all its pods are of the newest template and ready.
-    pub settled: bool,
+    pub rolled_out: bool,
     /// Most restarts of one container of its newest pods.
     pub restarts: u32,
-    /// Newest pods that were to be converted and were not, because the webhook was away or refused.
+    /// Newest pods with the label that were not converted, because the webhook was unavailable or refused.
     pub unconverted: u32,
 }
 
-impl Seen {
-    /// Whether it has arrived: sent over, rolled out, and its pods really are shared ones.
+impl ObservedWorkload {
+    /// Labelled, rolled out, and all its newest pods are shared pods.
     #[must_use]
-    pub fn arrived(&self) -> bool {
-        self.sent && self.settled && self.unconverted == 0
+    pub fn is_converted(&self) -> bool {
+        self.labelled && self.rolled_out && self.unconverted == 0
     }
 }
 
-/// Something to do to a workload. Doing it twice does no harm.
+/// A change of a workload; idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Put the label on its pod template.
-    Send(Key),
-    /// Take the label off again.
-    TakeBack(Key),
+    /// Add the label to its pod template.
+    Convert(Key),
+    RollBack(Key),
 }
 
-/// What to do now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Why it stands where it stands, for the `Ready` condition.
-    pub why: String,
+    pub message: String,
     /// The status to write, before the actions are taken.
     pub status: GPUMigrationStatus,
-    /// What to do.
     pub actions: Vec<Action>,
-    /// When to look again, if nothing else happens before.
-    pub again: Option<Duration>,
-    /// Whether the gate's query has to be asked before the next step.
-    pub ask: bool,
-    /// What to tell the owner as an Event: reason and message. Only for what is new.
+    /// When to reconcile again at the latest.
+    pub requeue_after: Option<Duration>,
+    /// The gate's query must be answered before the next step.
+    pub needs_query: bool,
+    /// The Event to publish: reason and message.
     pub event: Option<(&'static str, String)>,
 }

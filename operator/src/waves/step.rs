@@ -1,7 +1,7 @@
 //! One step of the state machine.
 
-use super::gate::{Answer, Verdict, broken, soak};
-use super::{Action, Decision, Key, Means, Seen, assign};
+use super::gate::{Answer, Verdict, failure, soak};
+use super::{Action, Decision, Key, Management, ObservedWorkload, assign};
 use gpu_migrate_model::crd::{
     Direction, GPUMigrationSpec, GPUMigrationStatus, MigrationMode, MigrationPhase as Phase, WorkloadState,
     WorkloadStatus,
@@ -10,43 +10,36 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How often a wave that is under way is looked at, besides whenever something changes.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Interval at which a wave in progress is reconciled.
+const REQUEUE: Duration = Duration::from_secs(5);
 
-/// What a step is decided from.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
-    /// The policy.
     pub spec: &'a GPUMigrationSpec,
-    /// Its `metadata.generation`.
     pub generation: i64,
-    /// Its status as it was read.
     pub status: &'a GPUMigrationStatus,
-    /// The project's workloads that ask for cards or have been sent over.
-    pub seen: &'a [Seen],
-    /// The answer of the gate's query, where one was asked.
+    /// The project's workloads that request cards or are labelled.
+    pub seen: &'a [ObservedWorkload],
+    /// The result of the gate's query, where it was sent.
     pub answer: Answer<'a>,
-    /// Now.
     pub now: Timestamp,
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn step(input: Input<'_>) -> Decision {
     let mut machine = Machine::new(input);
-    machine.turn();
+    machine.advance();
     machine.finish()
 }
 
-/// A step being decided: the status to be, and what is to be done.
 struct Machine<'a> {
     input: Input<'a>,
     waves: BTreeMap<Key, u32>,
     status: GPUMigrationStatus,
-    why: String,
+    message: String,
     actions: Vec<Action>,
-    again: Option<Duration>,
-    ask: bool,
+    requeue_after: Option<Duration>,
+    needs_query: bool,
     event: Option<(&'static str, String)>,
 }
 
@@ -58,29 +51,29 @@ impl<'a> Machine<'a> {
             input,
             waves,
             status,
-            why: String::new(),
+            message: String::new(),
             actions: Vec::new(),
-            again: None,
-            ask: false,
+            requeue_after: None,
+            needs_query: false,
             event: None,
         }
     }
 
-    fn turn(&mut self) {
+    fn advance(&mut self) {
         let Input { spec, generation, .. } = self.input;
         let edited = self.status.observed_generation != Some(generation);
         self.status.observed_generation = Some(generation);
-        if spec.rollout.direction == Direction::Back {
-            return self.back();
+        if spec.rollout.direction == Direction::Rollback {
+            return self.roll_back_project();
         }
-        // A wave that failed is taken back to its end, whatever else is said meanwhile.
-        // (Without a wave it was the whole project that went back, and its owner has changed his mind.)
+        // A failed wave is rolled back completely, whatever the policy says meanwhile.
+        // (Without a wave the whole project was rolled back, and the direction was changed to Forward since.)
         let failing = self.status.phase == Phase::RollingBack && self.status.wave.is_some();
-        if failing && !self.sent_in_wave().is_empty() {
-            return self.take_back_wave();
+        if failing && !self.labelled_in_wave().is_empty() {
+            return self.roll_back_wave();
         }
         if spec.mode != MigrationMode::Enforce || spec.rollout.waves.is_empty() {
-            return self.rest(if spec.mode == MigrationMode::Enforce {
+            return self.idle(if spec.mode == MigrationMode::Enforce {
                 "no waves: pods convert as they are created"
             } else {
                 "the policy is not enforced"
@@ -88,33 +81,33 @@ impl<'a> Machine<'a> {
         }
         if spec.rollout.paused {
             self.status.phase = Phase::Paused;
-            self.why = format!("paused by its owner in wave {}", self.wave_number());
+            self.message = format!("paused in wave {}", self.wave_number());
             return;
         }
         match self.status.phase {
-            Phase::RollingBack if failing => self.take_back_wave(),
-            Phase::Failed if !edited => self.why = "a wave failed; edit the policy to try again".into(),
-            Phase::Gating => self.watch(),
+            Phase::RollingBack if failing => self.roll_back_wave(),
+            Phase::Failed if !edited => self.message = "a wave failed; edit the policy to retry".into(),
+            Phase::Gating => self.check_gate(),
             Phase::Running => self.run(),
             Phase::Complete => self.stay_complete(),
-            // The clock of a wave starts again after a pause, a failure, or a change of direction.
+            // The deadline of a wave restarts after a pause, a failure or a change of direction.
             Phase::Idle | Phase::Paused | Phase::Failed | Phase::RollingBack => {
                 self.begin(self.status.wave.unwrap_or(0));
             }
         }
     }
 
-    /// Begins a wave, or goes past it if nothing is left to be done in any.
+    /// Begins a wave, or passes it if it has no workloads left.
     fn begin(&mut self, wave: u32) {
         self.status.wave = Some(wave);
         self.status.wave_started_at = Some(self.input.now.to_string());
         self.status.ready_at = None;
         self.status.phase = Phase::Running;
-        self.event = Some(("WaveStarted", format!("{} begins", self.wave_title())));
+        self.event = Some(("WaveStarted", format!("{} started", self.wave_title())));
         self.run();
     }
 
-    /// Sends workloads of the wave over, a few at a time, until all have arrived.
+    /// Labels workloads of the wave, at most `maxUnavailable` at a time, until all are converted.
     fn run(&mut self) {
         let rollout = &self.input.spec.rollout;
         let members = self.members();
@@ -123,46 +116,47 @@ impl<'a> Machine<'a> {
         }
         self.note_progress(&members);
         let started = self.time(|status| status.wave_started_at.as_ref());
-        if let Some(why) = broken(&rollout.gate, started, self.input.now, &members) {
+        if let Some(why) = failure(&rollout.gate, started, self.input.now, &members) {
             return self.fail(why);
         }
-        if members.iter().all(|one| one.arrived()) {
+        if members.iter().all(|one| one.is_converted()) {
             self.status.phase = Phase::Gating;
             self.status.ready_at = Some(self.input.now.to_string());
-            return self.watch();
+            return self.check_gate();
         }
-        // A workload that is unsettled for another reason counts too: two at a time is two at a time.
-        let moving = members.iter().filter(|one| !one.settled || (one.sent && !one.arrived())).count();
-        let room = (rollout.max_unavailable.max(1) as usize).saturating_sub(moving);
-        let due = members.iter().filter(|one| !one.sent && one.settled).take(room);
-        self.actions = due.map(|one| Action::Send(one.key.clone())).collect();
-        let arrived = members.iter().filter(|one| one.arrived()).count();
-        self.why = format!("{}: {arrived} of {} workloads have arrived", self.wave_title(), members.len());
-        self.again = Some(LOOK_AGAIN);
+        // A workload that is unavailable for another reason counts too.
+        let unavailable =
+            members.iter().filter(|one| !one.rolled_out || (one.labelled && !one.is_converted())).count();
+        let free = (rollout.max_unavailable.max(1) as usize).saturating_sub(unavailable);
+        let due = members.iter().filter(|one| !one.labelled && one.rolled_out).take(free);
+        self.actions = due.map(|one| Action::Convert(one.key.clone())).collect();
+        let converted = members.iter().filter(|one| one.is_converted()).count();
+        self.message = format!("{}: {converted} of {} workloads converted", self.wave_title(), members.len());
+        self.requeue_after = Some(REQUEUE);
     }
 
-    /// A workload that has arrived since the last step gives the others their time again.
-    fn note_progress(&mut self, members: &[&Seen]) {
+    /// A workload converted since the last step restarts the deadline.
+    fn note_progress(&mut self, members: &[&ObservedWorkload]) {
         let was_ready = |key: &Key| {
             self.status.workloads.iter().any(|was| {
                 was.state == WorkloadState::Ready
                     && (&was.kind, &was.namespace, &was.name) == (&key.kind, &key.namespace, &key.name)
             })
         };
-        if members.iter().any(|one| one.arrived() && !was_ready(&one.key)) {
+        if members.iter().any(|one| one.is_converted() && !was_ready(&one.key)) {
             self.status.wave_started_at = Some(self.input.now.to_string());
         }
     }
 
-    /// All of the wave had arrived: they have to stay so for a while, and the query has to agree.
-    fn watch(&mut self) {
+    /// All workloads of the wave were ready: they must stay so for `soakSeconds`, and the query must pass.
+    fn check_gate(&mut self) {
         let gate = &self.input.spec.rollout.gate;
         let members = self.members();
         let started = self.time(|status| status.wave_started_at.as_ref());
-        if let Some(why) = broken(gate, started, self.input.now, &members) {
+        if let Some(why) = failure(gate, started, self.input.now, &members) {
             return self.fail(why);
         }
-        if !members.iter().all(|one| one.arrived()) {
+        if !members.iter().all(|one| one.is_converted()) {
             self.status.phase = Phase::Running;
             self.status.ready_at = None;
             return self.run();
@@ -170,12 +164,12 @@ impl<'a> Machine<'a> {
         let ready = self.time(|status| status.ready_at.as_ref());
         match soak(gate, ready, self.input.now, self.input.answer) {
             Verdict::Wait { why, again } => {
-                self.why = format!("{}: {why}", self.wave_title());
-                self.again = Some(again);
+                self.message = format!("{}: {why}", self.wave_title());
+                self.requeue_after = Some(again);
             }
-            Verdict::Ask => {
-                self.why = format!("{}: the gate's query is asked", self.wave_title());
-                self.ask = true;
+            Verdict::Query => {
+                self.message = format!("{}: waiting for the gate query", self.wave_title());
+                self.needs_query = true;
             }
             Verdict::Fail(why) => self.fail(why),
             Verdict::Pass => self.pass(),
@@ -188,90 +182,98 @@ impl<'a> Machine<'a> {
             return self.begin(next);
         }
         self.status.phase = Phase::Complete;
-        self.why = "all waves are done".into();
-        self.event = Some(("Complete", self.why.clone()));
+        self.message = "all waves are complete".into();
+        self.event = Some(("Complete", self.message.clone()));
     }
 
-    /// A workload that came after the last wave still moves.
+    /// A workload created after the last wave is still converted.
     fn stay_complete(&mut self) {
-        let missed =
-            self.input.seen.iter().filter(|one| !one.sent).filter_map(|one| self.waves.get(&one.key)).min();
+        let missed = self
+            .input
+            .seen
+            .iter()
+            .filter(|one| !one.labelled)
+            .filter_map(|one| self.waves.get(&one.key))
+            .min();
         match missed.copied() {
             Some(wave) => self.begin(wave),
             None if (self.wave() as usize) + 1 < self.input.spec.rollout.waves.len() => {
                 self.begin(self.wave() + 1);
             }
-            None => self.why = "all waves are done".into(),
+            None => self.message = "all waves are complete".into(),
         }
     }
 
     fn fail(&mut self, why: String) {
-        self.event = Some(("WaveFailed", format!("{} is taken back: {why}", self.wave_title())));
+        self.event = Some(("WaveFailed", format!("{} is rolled back: {why}", self.wave_title())));
         self.status.phase = Phase::RollingBack;
-        self.take_back_wave();
-        self.why = format!("{} failed: {why}", self.wave_title());
+        self.roll_back_wave();
+        self.message = format!("{} failed: {why}", self.wave_title());
     }
 
-    /// All at once: they are what is broken, and their controllers still replace pod by pod.
-    fn take_back_wave(&mut self) {
-        let sent = self.sent_in_wave();
-        if !sent.is_empty() {
-            self.actions = sent.into_iter().map(Action::TakeBack).collect();
-            self.why = format!("{} is taken back", self.wave_title());
-            self.again = Some(LOOK_AGAIN);
+    /// All at once: they are broken, and their controllers still replace pod by pod.
+    fn roll_back_wave(&mut self) {
+        let labelled = self.labelled_in_wave();
+        if !labelled.is_empty() {
+            self.actions = labelled.into_iter().map(Action::RollBack).collect();
+            self.message = format!("{} is being rolled back", self.wave_title());
+            self.requeue_after = Some(REQUEUE);
             return;
         }
-        if self.members().iter().any(|one| !one.settled) {
-            self.why = format!("{} is taken back: waiting for its workloads to settle", self.wave_title());
-            self.again = Some(LOOK_AGAIN);
+        if self.members().iter().any(|one| !one.rolled_out) {
+            self.message = format!(
+                "{} is being rolled back: waiting for its workloads to become ready",
+                self.wave_title()
+            );
+            self.requeue_after = Some(REQUEUE);
             return;
         }
         self.status.phase = Phase::Failed;
-        self.why = format!("{} failed and was taken back; edit the policy to try again", self.wave_title());
-        self.event = Some(("WaveTakenBack", self.why.clone()));
+        self.message = format!("{} failed and was rolled back; edit the policy to retry", self.wave_title());
+        self.event = Some(("WaveRolledBack", self.message.clone()));
     }
 
-    /// Takes the whole project back, as gently as it came. Gentle is not for ever: a workload that does not settle
-    /// keeps the others for as long as a wave may take, and no longer.
-    fn back(&mut self) {
+    /// Rolls the whole project back, `maxUnavailable` at a time. A workload that does not become ready delays the others by at
+    /// most `readyWithinSeconds`.
+    fn roll_back_project(&mut self) {
         let rollout = &self.input.spec.rollout;
-        let movable = self.input.seen.iter().filter(|one| one.means == Means::Restart);
-        let unsettled = movable.clone().filter(|one| !one.settled && !one.sent).count();
-        let sent = movable.filter(|one| one.sent).collect::<Vec<_>>();
+        let movable = self.input.seen.iter().filter(|one| one.management == Management::Restart);
+        let unavailable = movable.clone().filter(|one| !one.rolled_out && !one.labelled).count();
+        let labelled = movable.filter(|one| one.labelled).collect::<Vec<_>>();
         if self.status.phase != Phase::RollingBack || self.status.wave.is_some() {
             self.status.wave_started_at = Some(self.input.now.to_string());
         }
         (self.status.wave, self.status.ready_at) = (None, None);
-        let got_on = self.time(|status| status.wave_started_at.as_ref());
-        let late = self.input.now.duration_since(got_on)
+        let last_progress = self.time(|status| status.wave_started_at.as_ref());
+        let late = self.input.now.duration_since(last_progress)
             >= SignedDuration::from_secs(rollout.gate.ready_within_seconds.into());
-        // Once at rest it stays so: what is unsettled later has other reasons.
-        let was_at_rest = self.status.phase == Phase::Idle;
-        if sent.is_empty() && (unsettled == 0 || late || was_at_rest) {
+        // Once idle it stays so: what becomes unavailable later has other reasons.
+        let was_idle = self.status.phase == Phase::Idle;
+        if labelled.is_empty() && (unavailable == 0 || late || was_idle) {
             if self.status.phase == Phase::RollingBack {
-                self.event = Some(("TakenBack", "every workload is back on whole cards".into()));
+                self.event = Some(("RolledBack", "every workload uses whole cards again".into()));
             }
-            return self.rest("every workload is back on whole cards");
+            return self.idle("every workload uses whole cards again");
         }
         self.status.phase = Phase::RollingBack;
         let at_once = rollout.max_unavailable.max(1) as usize;
-        let room = if late { at_once } else { at_once.saturating_sub(unsettled) };
-        self.why = format!("the project is taken back: {} workloads left", sent.len() + unsettled);
-        self.actions = sent.into_iter().take(room).map(|one| Action::TakeBack(one.key.clone())).collect();
+        let free = if late { at_once } else { at_once.saturating_sub(unavailable) };
+        self.message = format!("rolling the project back: {} workloads left", labelled.len() + unavailable);
+        self.actions = labelled.into_iter().take(free).map(|one| Action::RollBack(one.key.clone())).collect();
         if !self.actions.is_empty() {
             self.status.wave_started_at = Some(self.input.now.to_string());
         }
-        self.again = Some(LOOK_AGAIN);
+        self.requeue_after = Some(REQUEUE);
     }
 
-    fn rest(&mut self, why: &str) {
+    fn idle(&mut self, why: &str) {
         self.status.phase = Phase::Idle;
-        self.why = why.into();
+        self.message = why.into();
     }
 
     fn finish(mut self) -> Decision {
-        let taken_back = matches!(self.status.phase, Phase::RollingBack | Phase::Failed | Phase::Idle);
-        self.status.workloads = self.input.seen.iter().map(|one| self.report(one, taken_back)).collect();
+        let rolled_back = matches!(self.status.phase, Phase::RollingBack | Phase::Failed | Phase::Idle);
+        self.status.workloads = self.input.seen.iter().map(|one| self.report(one, rolled_back)).collect();
         self.status.workloads.sort_by(|a, b| {
             (a.wave.unwrap_or(u32::MAX), &a.kind, &a.namespace, &a.name).cmp(&(
                 b.wave.unwrap_or(u32::MAX),
@@ -282,38 +284,42 @@ impl<'a> Machine<'a> {
         });
         Decision {
             status: self.status,
-            why: self.why,
+            message: self.message,
             actions: self.actions,
-            again: self.again,
-            ask: self.ask,
+            requeue_after: self.requeue_after,
+            needs_query: self.needs_query,
             event: self.event,
         }
     }
 
-    fn report(&self, one: &Seen, taken_back: bool) -> WorkloadStatus {
-        let leaving = self.actions.contains(&Action::TakeBack(one.key.clone()));
-        let coming = self.actions.contains(&Action::Send(one.key.clone()));
+    fn report(&self, one: &ObservedWorkload, rolled_back: bool) -> WorkloadStatus {
+        let rolling_back = self.actions.contains(&Action::RollBack(one.key.clone()));
+        let converting = self.actions.contains(&Action::Convert(one.key.clone()));
         let wave = self.waves.get(&one.key).copied();
         let was = self.status.workloads.iter().find(|was| {
             (&was.kind, &was.namespace, &was.name) == (&one.key.kind, &one.key.namespace, &one.key.name)
         });
-        let state = match one.means {
-            Means::Report => WorkloadState::Reported,
-            Means::Restart if leaving || coming => WorkloadState::Restarting,
-            Means::Restart if one.arrived() => WorkloadState::Ready,
-            Means::Restart if one.sent || !one.settled => WorkloadState::Restarting,
-            Means::Restart if taken_back && was.is_some_and(|was| was.state != WorkloadState::Pending) => {
+        let state = match one.management {
+            Management::Unmanaged => WorkloadState::Unmanaged,
+            Management::Restart if rolling_back || converting => WorkloadState::Restarting,
+            Management::Restart if one.is_converted() => WorkloadState::Ready,
+            Management::Restart if one.labelled || !one.rolled_out => WorkloadState::Restarting,
+            Management::Restart
+                if rolled_back && was.is_some_and(|was| was.state != WorkloadState::Pending) =>
+            {
                 WorkloadState::RolledBack
             }
-            Means::Restart => WorkloadState::Pending,
+            Management::Restart => WorkloadState::Pending,
         };
-        let reason = match one.means {
-            Means::Report => Some("not ours to restart: it converts when it is created anew".to_owned()),
-            Means::Restart if one.sent && one.unconverted > 0 => {
-                Some(format!("{} pods were not converted: is the webhook there?", one.unconverted))
+        let reason = match one.management {
+            Management::Unmanaged => {
+                Some("not restarted by the operator; converts when it is recreated".to_owned())
             }
-            Means::Restart if wave.is_none() => Some("no wave reaches it".to_owned()),
-            Means::Restart => None,
+            Management::Restart if one.labelled && one.unconverted > 0 => {
+                Some(format!("{} pods were not converted: is the webhook running?", one.unconverted))
+            }
+            Management::Restart if wave.is_none() => Some("not in any wave".to_owned()),
+            Management::Restart => None,
         };
         WorkloadStatus {
             kind: one.key.kind.clone(),
@@ -329,7 +335,7 @@ impl<'a> Machine<'a> {
         self.status.wave.unwrap_or(0)
     }
 
-    /// For people, who count from 1.
+    /// Counted from 1.
     fn wave_number(&self) -> String {
         format!("{} of {}", self.wave() + 1, self.input.spec.rollout.waves.len())
     }
@@ -338,23 +344,23 @@ impl<'a> Machine<'a> {
         format!("wave {}", self.wave_number())
     }
 
-    /// The workloads of the current wave, and those of earlier ones that are not over yet: a straggler that came
-    /// later belongs to the wave that is under way.
-    fn members(&self) -> Vec<&'a Seen> {
+    /// The workloads of the current wave, and those of earlier waves that are not labelled yet because they were created later.
+    fn members(&self) -> Vec<&'a ObservedWorkload> {
         let wave = self.wave();
-        let belongs = |one: &&Seen| match self.waves.get(&one.key) {
-            Some(own) => *own == wave || (*own < wave && !one.sent),
+        let belongs = |one: &&ObservedWorkload| match self.waves.get(&one.key) {
+            Some(own) => *own == wave || (*own < wave && !one.labelled),
             None => false,
         };
         self.input.seen.iter().filter(belongs).collect()
     }
 
-    fn sent_in_wave(&self) -> Vec<Key> {
-        let of_wave = |one: &&Seen| one.sent && self.waves.get(&one.key) == Some(&self.wave());
+    fn labelled_in_wave(&self) -> Vec<Key> {
+        let of_wave =
+            |one: &&ObservedWorkload| one.labelled && self.waves.get(&one.key) == Some(&self.wave());
         self.input.seen.iter().filter(of_wave).map(|one| one.key.clone()).collect()
     }
 
-    /// A time of the status. One that is missing or cannot be read counts as now: the wave gets its time again.
+    /// A time of the status. One that is missing or cannot be parsed counts as now.
     fn time(&self, which: impl Fn(&GPUMigrationStatus) -> Option<&String>) -> Timestamp {
         which(&self.status).and_then(|text| text.parse().ok()).unwrap_or(self.input.now)
     }

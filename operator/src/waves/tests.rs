@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 struct Pods {
     key: Key,
-    sent: bool,
+    labelled: bool,
     /// Ticks until its pods are ready.
     left: u32,
     takes: u32,
@@ -52,7 +52,7 @@ impl World {
             ..GPUMigrationSpec::default()
         };
         let pods = (0..workloads)
-            .map(|n| Pods { key: key(n), sent: false, left: 0, takes: 2, breaks: false })
+            .map(|n| Pods { key: key(n), labelled: false, left: 0, takes: 2, breaks: false })
             .collect();
         Self {
             spec,
@@ -66,12 +66,12 @@ impl World {
         }
     }
 
-    fn seen(&self) -> Vec<Seen> {
-        let seen = |pods: &Pods| Seen {
+    fn seen(&self) -> Vec<ObservedWorkload> {
+        let seen = |pods: &Pods| ObservedWorkload {
             key: pods.key.clone(),
-            means: Means::Restart,
-            sent: pods.sent,
-            settled: pods.left == 0 && !(pods.sent && pods.breaks),
+            management: Management::Restart,
+            labelled: pods.labelled,
+            rolled_out: pods.left == 0 && !(pods.labelled && pods.breaks),
             restarts: 0,
             unconverted: 0,
         };
@@ -90,13 +90,13 @@ impl World {
     }
 
     fn act(&mut self, action: &Action) {
-        let (key, sent) = match action {
-            Action::Send(key) => (key, true),
-            Action::TakeBack(key) => (key, false),
+        let (key, labelled) = match action {
+            Action::Convert(key) => (key, true),
+            Action::RollBack(key) => (key, false),
         };
         let pods = self.pods.iter_mut().find(|pods| pods.key == *key).unwrap();
-        if pods.sent != sent {
-            (pods.sent, pods.left) = (sent, pods.takes);
+        if pods.labelled != labelled {
+            (pods.labelled, pods.left) = (labelled, pods.takes);
         }
     }
 
@@ -122,7 +122,7 @@ impl World {
     }
 
     fn sent(&self) -> BTreeSet<usize> {
-        (0..self.pods.len()).filter(|n| self.pods[*n].sent).collect()
+        (0..self.pods.len()).filter(|n| self.pods[*n].labelled).collect()
     }
 
     fn edit(&mut self, change: impl FnOnce(&mut GPUMigrationSpec)) {
@@ -149,16 +149,16 @@ fn three_waves_go_one_after_the_other() {
     assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveStarted", "Complete"]);
     assert!(world.status.workloads.iter().all(|w| w.state == WorkloadState::Ready));
     let decision = world.tick();
-    assert_eq!((decision.actions.len(), decision.event), (0, None), "and then there is peace");
+    assert_eq!((decision.actions.len(), decision.event), (0, None), "and nothing more happens");
 }
 
 #[test]
-fn a_broken_second_wave_goes_back_and_the_first_stays() {
+fn a_failed_second_wave_is_rolled_back_and_the_first_stays() {
     let mut world = World::new(4, vec![named(&[0]), named(&[1, 2]), percent(100)]);
     world.pods[2].breaks = true;
     world.ticks(60);
     assert_eq!((world.status.phase, world.status.wave, world.sent()), (Phase::Failed, Some(1), [0].into()));
-    assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveFailed", "WaveTakenBack"]);
+    assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveFailed", "WaveRolledBack"]);
     let state = |n: usize| world.status.workloads.iter().find(|w| w.name == format!("w{n}")).unwrap().state;
     assert_eq!(
         [state(0), state(1), state(2), state(3)],
@@ -180,10 +180,10 @@ fn a_broken_second_wave_goes_back_and_the_first_stays() {
 fn the_reason_names_the_workload_and_the_limit() {
     let mut world = World::new(1, vec![percent(100)]);
     world.pods[0].breaks = true;
-    let said = (0..40).map(|_| world.tick().why).find(|why| why.contains("failed")).unwrap();
+    let said = (0..40).map(|_| world.tick().message).find(|why| why.contains("failed")).unwrap();
     assert_eq!(
         said,
-        "wave 1 of 1 failed: 1 of 1 workloads not ready, and nothing got on for 100 s; first Deployment/ns/w0"
+        "wave 1 of 1 failed: 1 of 1 workloads not ready, no progress for 100 s; first Deployment/ns/w0"
     );
 }
 
@@ -195,7 +195,7 @@ fn a_big_wave_one_by_one_has_time_for_each() {
 }
 
 #[test]
-fn pause_holds_and_gives_the_wave_its_time_again() {
+fn pause_stops_the_wave_and_resume_restarts_its_deadline() {
     let mut world = World::new(3, vec![percent(100)]);
     world.tick();
     world.edit(|spec| spec.rollout.paused = true);
@@ -207,29 +207,29 @@ fn pause_holds_and_gives_the_wave_its_time_again() {
 }
 
 #[test]
-fn undo_takes_all_back_and_a_change_of_mind_goes_forward_again() {
+fn a_rollback_reverts_all_and_can_be_reversed() {
     let mut world = World::new(4, vec![percent(50), percent(100)]);
     world.ticks(60);
     assert_eq!(world.status.phase, Phase::Complete);
-    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(3);
     assert_eq!((world.status.phase, world.sent().len()), (Phase::RollingBack, 2));
     world.edit(|spec| spec.rollout.direction = Direction::Forward);
     world.ticks(60);
     assert_eq!((world.status.phase, world.sent().len()), (Phase::Complete, 4));
-    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(60);
     assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
-    assert_eq!(world.events.last().unwrap(), "TakenBack");
+    assert_eq!(world.events.last().unwrap(), "RolledBack");
 }
 
 #[test]
-fn a_workload_that_never_settles_does_not_hold_the_way_back() {
+fn a_workload_that_never_becomes_ready_does_not_block_the_rollback() {
     let mut world = World::new(4, vec![percent(100)]);
     world.ticks(60);
     world.pods[1].left = u32::MAX;
-    world.pods[1].sent = false;
-    world.edit(|spec| spec.rollout.direction = Direction::Back);
+    world.pods[1].labelled = false;
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(5);
     assert_eq!(world.sent().len(), 3, "it waits a while");
     world.ticks(100);
@@ -241,11 +241,11 @@ fn the_query_decides_after_the_soak() {
     let mut world = World::new(1, vec![percent(100)]);
     world.spec.rollout.gate.query =
         Some(GateQuery { url: "http://p".into(), promql: "errors".into(), max: 0.5 });
-    let asked = (0..20).find(|_| world.tick().ask);
+    let asked = (0..20).find(|_| world.tick().needs_query);
     assert!(asked.is_some() && world.status.phase == Phase::Gating);
     world.answer = Some(Err("connection refused".into()));
     world.ticks(100);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Gating, 1), "not knowing holds");
+    assert_eq!((world.status.phase, world.sent().len()), (Phase::Gating, 1), "an unanswered query waits");
     world.answer = Some(Ok(0.6));
     world.ticks(5);
     assert_eq!((world.status.phase, world.sent().len()), (Phase::Failed, 0));
@@ -256,7 +256,7 @@ fn the_query_decides_after_the_soak() {
 }
 
 #[test]
-fn pods_that_were_not_converted_do_not_count_as_arrived() {
+fn pods_that_were_not_converted_do_not_count_as_ready() {
     let mut world = World::new(1, vec![percent(100)]);
     world.ticks(4);
     let mut seen = world.seen();
@@ -272,7 +272,7 @@ fn pods_that_were_not_converted_do_not_count_as_arrived() {
     assert_eq!(decision.status.phase, Phase::Running);
     assert_eq!(
         decision.status.workloads[0].reason.as_deref(),
-        Some("2 pods were not converted: is the webhook there?")
+        Some("2 pods were not converted: is the webhook running?")
     );
 }
 
@@ -302,7 +302,7 @@ fn a_percentage_is_of_workloads_and_rounds_up() {
     assert_eq!(of(&[10, 50, 100]), [1, 4, 5]);
     assert_eq!(of(&[1]), [1]);
     assert_eq!(of(&[0, 33]), [0, 4]);
-    assert_eq!(of(&[50, 20]), [5, 0], "a smaller number later takes nobody back");
+    assert_eq!(of(&[50, 20]), [5, 0], "a smaller number later reverts nothing");
 }
 
 #[test]
@@ -365,7 +365,13 @@ impl World {
             Happening::Pause(paused) => self.edit(|spec| spec.rollout.paused = *paused),
             Happening::Appear => {
                 self.born += 1;
-                self.pods.push(Pods { key: key(self.born), sent: false, left: 0, takes: 1, breaks: false });
+                self.pods.push(Pods {
+                    key: key(self.born),
+                    labelled: false,
+                    left: 0,
+                    takes: 1,
+                    breaks: false,
+                });
             }
             Happening::Vanish(n) => {
                 if *n < self.pods.len() && self.pods.len() > 1 {
@@ -378,16 +384,15 @@ impl World {
         self.check(&before.0, &before.1, happening);
     }
 
-    /// What holds after every happening.
     fn check(
         &self,
         before: &gpu_migrate_model::crd::GPUMigrationStatus,
-        sent: &BTreeSet<usize>,
+        labelled_before: &BTreeSet<usize>,
         what: &Happening,
     ) {
         let now = self.sent();
-        let newly = now.difference(sent).count();
-        let moving = self.pods.iter().filter(|p| p.sent && p.left > 0).count();
+        let newly = now.difference(labelled_before).count();
+        let moving = self.pods.iter().filter(|p| p.labelled && p.left > 0).count();
         assert!(newly <= self.spec.rollout.max_unavailable as usize, "{what:?}: {newly} at once");
         if newly > 0 {
             assert!(moving <= self.spec.rollout.max_unavailable as usize, "{what:?}: {moving} under way");
@@ -400,8 +405,8 @@ impl World {
         // A failed wave left nothing behind of its own.
         if self.status.phase == Phase::Failed && before.phase == Phase::RollingBack {
             let waves = assign(&self.spec.rollout.waves, &self.seen(), &self.status);
-            for pods in self.pods.iter().filter(|p| p.sent) {
-                assert_ne!(waves.get(&pods.key), self.status.wave.as_ref(), "{} was left behind", pods.key);
+            for pods in self.pods.iter().filter(|p| p.labelled) {
+                assert_ne!(waves.get(&pods.key), self.status.wave.as_ref(), "{} is still labelled", pods.key);
             }
         }
     }
@@ -413,7 +418,7 @@ proptest! {
     /// Crashes, lost writes, broken workloads, pauses, workloads that come and go: never more than allowed at once,
     /// never something begun while paused, never a failed wave left half done; and when the trouble ends, it ends.
     #[test]
-    fn no_history_breaks_the_rules(
+    fn random_histories_keep_the_rules(
         workloads in 1..8usize,
         waves in proptest::collection::vec(1..=100u32, 1..4),
         at_once in 1..4u32,
@@ -438,12 +443,12 @@ proptest! {
         }
         world.ticks(400);
         prop_assert_eq!(world.status.phase, Phase::Complete);
-        prop_assert!(world.pods.iter().all(|pods| pods.sent));
+        prop_assert!(world.pods.iter().all(|pods| pods.labelled));
     }
 
     /// A wave is not begun before every workload of the waves before it has arrived.
     #[test]
-    fn waves_do_not_overtake(workloads in 1..8usize, first in 1..100u32, at_once in 1..4u32) {
+    fn waves_run_in_order(workloads in 1..8usize, first in 1..100u32, at_once in 1..4u32) {
         let mut world = World::new(workloads, vec![percent(first), percent(100)]);
         world.spec.rollout.max_unavailable = at_once;
         let waves = assign(&world.spec.rollout.waves, &world.seen(), &world.status);
@@ -451,10 +456,10 @@ proptest! {
             let before = world.seen();
             let decision = world.tick();
             for action in &decision.actions {
-                let Action::Send(sent) = action else { continue };
-                let behind = before.iter().filter(|one| waves[&one.key] < waves[sent]);
+                let Action::Convert(converted) = action else { continue };
+                let behind = before.iter().filter(|one| waves[&one.key] < waves[converted]);
                 // `before` is from before this tick's five seconds; what is still under way has one tick left at most.
-                prop_assert!(behind.clone().all(|one| one.sent), "{sent} overtook");
+                prop_assert!(behind.clone().all(|one| one.labelled), "{converted} before an earlier wave was done");
             }
         }
         prop_assert_eq!(world.status.phase, Phase::Complete);

@@ -341,9 +341,9 @@ async fn second_wave_fails(cluster: &mut Cluster, runbook: &mut Runbook) -> Resu
     ensure!(pod_of(&cluster.client, WORKLOADS[2]).await?.uid() == third, "the third was restarted");
     let output =
         runbook.run(cluster, "kubectl get events --field-selector involvedObject.kind=GPUMigration").await?;
-    ensure!(output.contains("WaveFailed") && output.contains("WaveTakenBack"), "{output}");
+    ensure!(output.contains("WaveFailed") && output.contains("WaveRolledBack"), "{output}");
     ensure!(
-        output.contains("wave 1 of 3 begins") && output.contains("wave 2 of 3 begins"),
+        output.contains("wave 1 of 3 started") && output.contains("wave 2 of 3 started"),
         "a wave has the message of another: {output}"
     );
     runbook.run(cluster, "gpu-migrate verify").await?;

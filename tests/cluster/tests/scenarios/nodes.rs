@@ -147,7 +147,7 @@ async fn leaves_the_pool(cluster: &mut Cluster) -> Result<()> {
 
     let world = after_restart(cluster, "the node to be closed", |world| {
         world.labels(RAW).get(NO_NEW_SHARES).is_some_and(|value| value == "true")
-            && world.condition(RAW, "ModeSettled", "False").contains("1 shares are still held")
+            && world.condition(RAW, "ModeConverged", "False").contains("1 shares are still held")
     })
     .await?;
     ensure!(world.labels(RAW).contains_key(RUN_AGENT), "the agent is removed before the share: {world:?}");

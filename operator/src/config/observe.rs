@@ -1,4 +1,4 @@
-//! What a round starts from.
+//! Lists what the GPUConfig reconciler decides from.
 
 use crate::migrations::MANAGER;
 use crate::nodes::daemonsets::{Role, roles};
@@ -14,14 +14,12 @@ use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use std::collections::BTreeMap;
 
-/// The one GPUConfig.
 pub(crate) const NAME: &str = "cluster";
 /// Nodes and shadows are read page by page.
 const PAGE: u32 = 500;
 
-/// Everything that one round looks at.
 #[derive(Debug, Default)]
-pub(crate) struct World {
+pub(crate) struct ClusterState {
     pub(crate) config: Option<GPUConfig>,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) shadows: BTreeMap<String, GPUShadow>,
@@ -31,7 +29,7 @@ pub(crate) struct World {
     pub(crate) runs: BTreeMap<String, Vec<Run>>,
 }
 
-impl World {
+impl ClusterState {
     /// The operator's own DaemonSets, by name, with their component.
     pub(crate) fn our_sets(&self, namespace: &str) -> BTreeMap<String, String> {
         let here = self.sets.iter().filter(|set| set.metadata.namespace.as_deref() == Some(namespace));
@@ -39,12 +37,12 @@ impl World {
     }
 }
 
-/// Lists it all. Without the definitions of our resources there are none of them.
-pub(crate) async fn world(client: &Client, namespace: &str) -> kube::Result<World> {
-    let config = gone_is_none(Api::<GPUConfig>::all(client.clone()).get_opt(NAME).await)?.flatten();
+/// Lists the cluster. Where the CustomResourceDefinitions are not installed, their objects count as none.
+pub(crate) async fn cluster_state(client: &Client, namespace: &str) -> kube::Result<ClusterState> {
+    let config = not_found_is_none(Api::<GPUConfig>::all(client.clone()).get_opt(NAME).await)?.flatten();
     let maps = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let templates = maps.get_opt(CONFIG_MAP).await?.and_then(|map| map.data).unwrap_or_default();
-    let shadows = gone_is_none(all::<GPUShadow>(client).await)?.unwrap_or_default();
+    let shadows = not_found_is_none(all::<GPUShadow>(client).await)?.unwrap_or_default();
     let installers = ListParams::default().labels(&format!("{}={INSTALLER}", names::COMPONENT));
     let mut runs = BTreeMap::<String, Vec<Run>>::new();
     for pod in Api::<Pod>::namespaced(client.clone(), namespace).list(&installers).await?.items {
@@ -52,7 +50,7 @@ pub(crate) async fn world(client: &Client, namespace: &str) -> kube::Result<Worl
         let revision = pod.labels().get(REVISION).cloned().unwrap_or_default();
         runs.entry(node).or_default().push(Run::of(&pod, revision));
     }
-    Ok(World {
+    Ok(ClusterState {
         config,
         nodes: all::<Node>(client).await?.iter().map(view).collect(),
         shadows: shadows.into_iter().map(|shadow| (shadow.name_any(), shadow)).collect(),
@@ -62,7 +60,7 @@ pub(crate) async fn world(client: &Client, namespace: &str) -> kube::Result<Worl
     })
 }
 
-fn gone_is_none<T>(answer: kube::Result<T>) -> kube::Result<Option<T>> {
+fn not_found_is_none<T>(answer: kube::Result<T>) -> kube::Result<Option<T>> {
     match answer {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         answer => answer.map(Some),
@@ -86,11 +84,11 @@ where
     }
 }
 
-/// What the decisions need of a Node.
+/// What the decisions need from a Node.
 pub(crate) fn view(node: &Node) -> NodeView {
     let managed = node.metadata.managed_fields.iter().flatten();
-    let mine = managed.filter(|field| field.manager.as_deref() == Some(MANAGER));
-    let fields = mine.filter_map(|field| field.fields_v1.as_ref());
+    let own = managed.filter(|field| field.manager.as_deref() == Some(MANAGER));
+    let fields = own.filter_map(|field| field.fields_v1.as_ref());
     let written = fields
         .filter_map(|fields| fields.0.pointer("/f:metadata/f:labels")?.as_object())
         .flat_map(|labels| labels.keys().filter_map(|key| key.strip_prefix("f:")).map(str::to_owned))
@@ -104,7 +102,7 @@ pub(crate) fn view(node: &Node) -> NodeView {
         name: node.name_any(),
         uid: node.uid().unwrap_or_default(),
         labels: node.labels().clone(),
-        ours: written,
+        own_labels: written,
         taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
         has_whole_cards: has(&dialect.legacy),
         has_shares: has(&dialect.cores),
@@ -118,7 +116,7 @@ pub(crate) async fn pods_of(client: &Client, node: &str) -> kube::Result<NodePod
     Ok(count(&pods))
 }
 
-/// Counts pods. One that cannot be read asks for both kinds: doubt moves nothing.
+/// Counts pods. One that cannot be parsed counts as both kinds, which blocks every step.
 pub(crate) fn count(pods: &[Pod]) -> NodePods {
     let mut counted = NodePods::default();
     let dialect = Dialect::default();
@@ -138,7 +136,7 @@ pub(crate) fn count(pods: &[Pod]) -> NodePods {
     counted
 }
 
-/// Whether a node's agent reports.
+/// Whether the node agent is ready.
 pub(crate) fn is_ready(shadow: &GPUShadow) -> bool {
     let conditions = shadow.status.iter().flat_map(|status| &status.conditions);
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
