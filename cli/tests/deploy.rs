@@ -75,7 +75,7 @@ fn every_flag_in_the_manifests_is_one() {
         let container = &set["spec"]["template"]["spec"]["containers"][0];
         let args = [args("bridge", container), vec!["--node-name=n".to_owned()]].concat();
         let args = gpu_migrate_plugin_bridge::args::Args::try_parse_from(args).unwrap();
-        assert_eq!(args.isolation().name(), agent.word());
+        assert_eq!(args.isolation().name(), agent.flag_value());
         let env = container["env"].as_array().unwrap();
         assert!(env.iter().any(|variable| variable["name"] == "NODE_NAME"), "the agent must know its node");
     }
