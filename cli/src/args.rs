@@ -45,7 +45,11 @@ pub enum Command {
     /// See what migrating would give: on a snapshot of a cluster, or on a public trace; needs no cluster.
     Simulate(gpu_migrate_replay::command::SimulateArgs),
     /// Show a migration from beginning to end on simulated nodes; needs no cluster and no card.
-    Demo(gpu_migrate_sim::demo::DemoArgs),
+    #[cfg(feature = "demo")]
+    Demo(gpu_migrate_demo::DemoArgs),
+    /// Show a migration from beginning to end on simulated nodes (not in this build).
+    #[cfg(not(feature = "demo"))]
+    Demo(NoDemoArgs),
     /// Check a cluster before a migration: versions, webhook, plugins, quotas, pods. Ends with go or no-go.
     ///
     /// Every finding says what was found and what to do. One no-go makes the whole a no-go (exit status 3).
@@ -74,6 +78,15 @@ pub enum Command {
     Completion(CompletionArgs),
     /// Write the man pages into a folder.
     Man(ManArgs),
+}
+
+/// Arguments of `demo` where it was not built: any.
+#[cfg(not(feature = "demo"))]
+#[derive(Debug, Args)]
+pub struct NoDemoArgs {
+    /// Not read.
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub ignored: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `plan`.

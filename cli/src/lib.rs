@@ -61,13 +61,22 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
+/// `gpu-migrate demo` in a build without it.
+#[cfg(not(feature = "demo"))]
+fn demo(_: args::NoDemoArgs) -> anyhow::Result<Exit> {
+    anyhow::bail!(
+        "the demo is not in this build: run `cargo run --release --features demo -- demo`, or take a released binary"
+    )
+}
+
 /// `gpu-migrate demo`. A broken invariant would be the answer no.
-fn demo(args: gpu_migrate_sim::demo::DemoArgs) -> anyhow::Result<Exit> {
+#[cfg(feature = "demo")]
+fn demo(args: gpu_migrate_demo::DemoArgs) -> anyhow::Result<Exit> {
     // The only failure is that a provider is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     // Many programs of the demo run at once: they need threads.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(gpu_migrate_sim::demo::run(args))?;
+    let outcome = runtime.block_on(gpu_migrate_demo::run(args))?;
     Ok(if outcome.violations.total() == 0 { Exit::Done } else { Exit::No })
 }
 

@@ -5,7 +5,7 @@
 use assert_cmd::Command;
 use gpu_migrate_model::crd::definitions;
 use gpu_migrate_sim::cluster::api::ApiServer;
-use gpu_migrate_sim::cluster::raw;
+use gpu_migrate_sim::cluster::json_client;
 use kube::Client;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -19,7 +19,7 @@ fn run(kubeconfig: &Path, args: &[&str]) -> (i32, String, String) {
 }
 
 async fn create(client: &Client, path: &str, object: Value) {
-    raw::create(client, path, &object).await.unwrap_or_else(|error| panic!("{path}: {error}"));
+    json_client::create(client, path, &object).await.unwrap_or_else(|error| panic!("{path}: {error}"));
 }
 
 fn template(cards: u32) -> Value {

@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod checkpoint_file;
 pub mod directory;
 mod list;
+pub mod lister;
 pub mod socket;
 
 /// The device plugin API, v1beta1: the kubelet's `Registration` and a plugin's `DevicePlugin`.

@@ -10,11 +10,11 @@ use tokio::sync::{broadcast, watch};
 
 use crate::decide::{Millis, NodeState};
 use crate::deviations::DeviationFile;
-use crate::kubelet::podresources;
 use crate::metrics::Metrics;
 use crate::platform::Platform;
 use gpu_migrate_kubelet_api::checkpoint::{self, Checkpoint, CheckpointError};
 use gpu_migrate_kubelet_api::directory::Stamp;
+use gpu_migrate_kubelet_api::lister;
 
 /// Where the kubelet's and our own files and sockets are.
 #[derive(Clone, Debug)]
@@ -345,10 +345,10 @@ impl Node {
     /// Asks pod-resources, and takes what it says.
     ///
     /// # Errors
-    /// [`podresources::PodResourcesError`]; nothing may be concluded from it.
+    /// [`lister::PodResourcesError`]; nothing may be concluded from it.
     pub async fn list_pod_resources(
         &self,
-    ) -> Result<Vec<podresources::ContainerDevices>, podresources::PodResourcesError> {
+    ) -> Result<Vec<lister::ContainerDevices>, lister::PodResourcesError> {
         let asked = self.now();
         let rows = self.platform.pod_resources.list().await?;
         self.with(|state, now| state.observe_pod_resources(&rows, asked, now));

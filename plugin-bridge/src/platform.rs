@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use tonic::transport::Channel;
 
 use crate::decide::Millis;
-use crate::kubelet::podresources::{self, ContainerDevices, PodResourcesError};
+use gpu_migrate_kubelet_api::lister::{self, ContainerDevices, PodResourcesError};
 use gpu_migrate_kubelet_api::socket;
 
 /// Everything outside.
@@ -144,7 +144,7 @@ struct PodResourcesSocket(PathBuf);
 #[tonic::async_trait]
 impl PodResources for PodResourcesSocket {
     async fn list(&self) -> Result<Vec<ContainerDevices>, PodResourcesError> {
-        podresources::list(&self.0).await
+        lister::list(&self.0).await
     }
 }
 

@@ -1,4 +1,3 @@
-//! A GPU cluster without one: an embedded cluster ([`cluster`]) on which the real parts run for the demo ([`demo`]) and fast tests.
+//! Stand-ins for what surrounds the components, for tests and the demo. They know none of our components.
 
 pub mod cluster;
-pub mod demo;

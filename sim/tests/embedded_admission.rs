@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gpu_migrate_sim::cluster::api::ApiServer;
-use gpu_migrate_sim::cluster::raw;
+use gpu_migrate_sim::cluster::json_client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use kube::Client;
@@ -103,13 +103,14 @@ impl Stage {
 
     async fn register(&self, hooks: Vec<Value>) -> kube::Result<Value> {
         let path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
-        let _ = raw::delete(&self.client, &format!("{path}/hooks")).await;
-        raw::create(&self.client, path, &json!({"metadata": {"name": "hooks"}, "webhooks": hooks})).await
+        let _ = json_client::delete(&self.client, &format!("{path}/hooks")).await;
+        json_client::create(&self.client, path, &json!({"metadata": {"name": "hooks"}, "webhooks": hooks}))
+            .await
     }
 
     async fn create(&self, resources: Value) -> Result<Value, kube::core::Status> {
         let pod = json!({"metadata": {"generateName": "p-"}, "spec": {"containers": [{"name": "c", "resources": resources}]}});
-        match raw::create(&self.client, "/api/v1/namespaces/default/pods", &pod).await {
+        match json_client::create(&self.client, "/api/v1/namespaces/default/pods", &pod).await {
             Ok(pod) => Ok(pod),
             Err(kube::Error::Api(status)) => Err(*status),
             Err(other) => panic!("{other}"),

@@ -10,12 +10,12 @@ use std::time::Duration;
 use axum::routing::post;
 use axum::{Json, Router};
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
-use gpu_migrate_plugin_bridge::kubelet::podresources;
+use gpu_migrate_kubelet_api::lister;
 use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use gpu_migrate_sim::cluster::kubelet::{Given, Happening, Kubelet, NodeSpec, Pace};
 use gpu_migrate_sim::cluster::nvidia::NvidiaPlugin;
 use gpu_migrate_sim::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
-use gpu_migrate_sim::cluster::{controllers, raw};
+use gpu_migrate_sim::cluster::{controllers, json_client};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Client, ResourceExt};
@@ -68,7 +68,7 @@ impl Cluster {
     }
 
     async fn allocatable(&self) -> String {
-        let nodes = raw::list(&self.client, "/api/v1/nodes").await.unwrap();
+        let nodes = json_client::list(&self.client, "/api/v1/nodes").await.unwrap();
         let found = nodes.first().map(|node| node["status"]["allocatable"]["nvidia.com/gpu"].clone());
         found.and_then(|n| n.as_str().map(str::to_owned)).unwrap_or_default()
     }
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     async fn listed(&self) -> usize {
-        podresources::list(&self.folder.path().join("pod-resources/kubelet.sock")).await.unwrap().len()
+        lister::list(&self.folder.path().join("pod-resources/kubelet.sock")).await.unwrap().len()
     }
 }
 
@@ -208,11 +208,11 @@ async fn a_deployment_rolls_over_within_its_bounds_and_takes_its_pods_along() {
             ]}},
         },
     });
-    raw::create(&cluster.client, apps, &deployment).await.unwrap();
+    json_client::create(&cluster.client, apps, &deployment).await.unwrap();
     let ready = |image: &'static str| {
         let client = cluster.client.clone();
         async move {
-            let pods = raw::list(&client, "/api/v1/pods").await.unwrap();
+            let pods = json_client::list(&client, "/api/v1/pods").await.unwrap();
             let of_image = pods.iter().filter(|pod| pod["spec"]["containers"][0]["image"] == image);
             let ready = of_image.filter(|pod| pod["status"]["containerStatuses"][0]["ready"] == true).count();
             ready == 2 && pods.len() == 2
@@ -220,10 +220,10 @@ async fn a_deployment_rolls_over_within_its_bounds_and_takes_its_pods_along() {
     };
     cluster.until("two pods", || ready("one")).await;
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = json!("two");
-    raw::merge(&cluster.client, &format!("{apps}/web"), &deployment).await.unwrap();
+    json_client::merge(&cluster.client, &format!("{apps}/web"), &deployment).await.unwrap();
     cluster.until("two new pods", || ready("two")).await;
-    raw::delete(&cluster.client, &format!("{apps}/web")).await.unwrap();
-    let empty = || async { raw::list(&cluster.client, "/api/v1/pods").await.unwrap().is_empty() };
+    json_client::delete(&cluster.client, &format!("{apps}/web")).await.unwrap();
+    let empty = || async { json_client::list(&cluster.client, "/api/v1/pods").await.unwrap().is_empty() };
     cluster.until("the garbage to be collected", empty).await;
 }
 
@@ -249,7 +249,7 @@ async fn an_extender_is_called_as_kube_scheduler_calls_it() {
             let path =
                 format!("/api/v1/namespaces/{}/pods/{}/binding", text("PodNamespace"), text("PodName"));
             let binding = json!({"metadata": {"name": text("PodName"), "uid": text("PodUID")}, "target": {"name": text("Node")}});
-            raw::create(client.get().unwrap(), &path, &binding).await.unwrap();
+            json_client::create(client.get().unwrap(), &path, &binding).await.unwrap();
             Json(json!({"Error": ""}))
         }
     };

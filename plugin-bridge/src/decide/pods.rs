@@ -6,7 +6,7 @@ use gpu_migrate_model::ask::ContainerAsk;
 use gpu_migrate_model::units::CardIndex;
 
 use super::Millis;
-use crate::kubelet::podresources::ContainerDevices;
+use gpu_migrate_kubelet_api::lister::ContainerDevices;
 
 /// `status.phase`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use gpu_migrate_model::units::CardIndex;
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Millis, NodeState};
 use crate::deviations::{Deviation, DeviationData, DeviationFile};
-use crate::kubelet::podresources::ContainerDevices;
+use gpu_migrate_kubelet_api::lister::ContainerDevices;
 
 /// Annotations that a pod should have and does not.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,3 @@
-//! What the agent does with the kubelet: keeps its plugins registered, and lists pod-resources.
+//! The registration of our plugins with the kubelet.
 
 pub mod endpoint;
-pub mod podresources;

@@ -9,7 +9,7 @@
 pub mod api;
 pub mod cache;
 pub mod controllers;
+pub mod json_client;
 pub mod kubelet;
 pub mod nvidia;
-pub mod raw;
 pub mod scheduler;

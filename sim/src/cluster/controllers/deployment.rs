@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{owner_reference, path_of};
 use crate::cluster::api::object::meta;
-use crate::cluster::raw;
+use crate::cluster::json_client;
 
 const HASH: &str = "pod-template-hash";
 
@@ -14,7 +14,7 @@ pub(super) async fn reconcile(client: &Client, deployment: &Value, sets: &[&Valu
     let hash = hash(&deployment["spec"]["template"]);
     let Some(new) = sets.iter().find(|set| set["metadata"]["labels"][HASH] == hash.as_str()) else {
         let path = format!("/apis/apps/v1/namespaces/{}/replicasets", meta(deployment, "namespace"));
-        raw::create(client, &path, &new_set(deployment, &hash)).await?;
+        json_client::create(client, &path, &new_set(deployment, &hash)).await?;
         return Ok(());
     };
     let olds: Vec<&Value> = sets.iter().copied().filter(|set| meta(set, "uid") != meta(new, "uid")).collect();
@@ -132,7 +132,7 @@ fn new_set(deployment: &Value, hash: &str) -> Value {
 
 async fn scale(client: &Client, set: &Value, replicas: u64) -> kube::Result<()> {
     let path = path_of("/apis/apps/v1", "replicasets", set);
-    raw::merge(client, &path, &json!({"spec": {"replicas": replicas}})).await.map(|_| ())
+    json_client::merge(client, &path, &json!({"spec": {"replicas": replicas}})).await.map(|_| ())
 }
 
 async fn report(client: &Client, deployment: &Value, new: &Value, olds: &[&Value]) -> kube::Result<()> {
@@ -150,7 +150,7 @@ async fn report(client: &Client, deployment: &Value, new: &Value, olds: &[&Value
     });
     if deployment["status"] != status {
         let path = format!("{}/status", path_of("/apis/apps/v1", "deployments", deployment));
-        raw::merge(client, &path, &json!({"status": status})).await?;
+        json_client::merge(client, &path, &json!({"status": status})).await?;
     }
     Ok(())
 }

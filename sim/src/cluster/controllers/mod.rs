@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::api::object::{items, meta, uid};
 use super::api::{ApiServer, Running};
 use super::cache::Cache;
-use super::raw;
+use super::json_client;
 
 /// Changes come in bursts; a short wait makes one round of them.
 const SETTLE: Duration = Duration::from_millis(40);
@@ -55,12 +55,12 @@ async fn run(server: Arc<ApiServer>, client: Client, stop: CancellationToken) {
 
 async fn round(server: &ApiServer, client: &Client) -> kube::Result<()> {
     server.collect_garbage();
-    let pods = raw::list(client, "/api/v1/pods").await?;
-    let sets = raw::list(client, "/apis/apps/v1/replicasets").await?;
-    for deployment in raw::list(client, "/apis/apps/v1/deployments").await? {
+    let pods = json_client::list(client, "/api/v1/pods").await?;
+    let sets = json_client::list(client, "/apis/apps/v1/replicasets").await?;
+    for deployment in json_client::list(client, "/apis/apps/v1/deployments").await? {
         deployment::reconcile(client, &deployment, &owned(&deployment, &sets)).await?;
     }
-    for set in raw::list(client, "/apis/apps/v1/replicasets").await? {
+    for set in json_client::list(client, "/apis/apps/v1/replicasets").await? {
         replicaset::reconcile(client, &set, &owned(&set, &pods)).await?;
     }
     forget_finished(client, &pods).await
@@ -87,7 +87,7 @@ async fn forget_finished(client: &Client, pods: &[Value]) -> kube::Result<()> {
     let mut finished: Vec<&Value> = pods.iter().filter(over).collect();
     finished.sort_by_key(|pod| std::cmp::Reverse(super::api::store::version(pod)));
     for pod in finished.into_iter().skip(FINISHED) {
-        raw::delete(client, &path_of("/api/v1", "pods", pod)).await?;
+        json_client::delete(client, &path_of("/api/v1", "pods", pod)).await?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{owner_reference, path_of};
 use crate::cluster::api::object::{items, meta};
-use crate::cluster::raw;
+use crate::cluster::json_client;
 
 /// Whether a pod is ready.
 pub(super) fn is_ready(pod: &Value) -> bool {
@@ -27,7 +27,7 @@ pub(super) async fn reconcile(client: &Client, set: &Value, pods: &[&Value]) -> 
     let wanted = usize::try_from(set["spec"]["replicas"].as_u64().unwrap_or(1)).unwrap_or(0);
     for _ in alive.len()..wanted {
         let path = format!("/api/v1/namespaces/{}/pods", meta(set, "namespace"));
-        raw::create(client, &path, &new_pod(set)).await?;
+        json_client::create(client, &path, &new_pod(set)).await?;
     }
     if alive.len() > wanted {
         // Those go first that are the least use: not bound, then not ready, then the youngest.
@@ -36,7 +36,7 @@ pub(super) async fn reconcile(client: &Client, set: &Value, pods: &[&Value]) -> 
             (bound, is_ready(pod), std::cmp::Reverse(meta(pod, "creationTimestamp").to_owned()))
         });
         for pod in &alive[..alive.len() - wanted] {
-            raw::delete(client, &path_of("/api/v1", "pods", pod)).await?;
+            json_client::delete(client, &path_of("/api/v1", "pods", pod)).await?;
         }
     }
     let ready = pods.iter().filter(|pod| is_ready(pod)).count();
@@ -46,7 +46,7 @@ pub(super) async fn reconcile(client: &Client, set: &Value, pods: &[&Value]) -> 
     });
     if set["status"] != status {
         let path = format!("{}/status", path_of("/apis/apps/v1", "replicasets", set));
-        raw::merge(client, &path, &json!({"status": status})).await?;
+        json_client::merge(client, &path, &json!({"status": status})).await?;
     }
     Ok(())
 }

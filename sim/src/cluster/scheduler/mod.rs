@@ -23,7 +23,7 @@ use self::extender::Extender;
 use self::fit::Amounts;
 use super::api::object::{items, meta, name, namespace, uid};
 use super::cache::Cache;
-use super::raw;
+use super::json_client;
 
 /// An assumption that the watch does not confirm ends: its bind was lost.
 const ASSUMED: Duration = Duration::from_secs(30);
@@ -270,7 +270,7 @@ impl Scheduler {
                 let binding =
                     json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
                 let path = format!("/api/v1/namespaces/{}/pods/{}/binding", namespace(pod), name(pod));
-                raw::create(&self.client, &path, &binding)
+                json_client::create(&self.client, &path, &binding)
                     .await
                     .map(|_| ())
                     .map_err(|error| error.to_string())
@@ -308,7 +308,7 @@ impl Scheduler {
         let path = format!("/api/v1/namespaces/{}/pods/{}/status", namespace(pod), name(pod));
         let patch = json!({"metadata": {"uid": uid(pod)}, "status": {"conditions": [condition]}});
         // The pod may be gone meanwhile.
-        let _ = raw::merge(&self.client, &path, &patch).await;
+        let _ = json_client::merge(&self.client, &path, &patch).await;
     }
 }
 

@@ -24,7 +24,6 @@ use crate::cluster::pods::take_pending;
 use crate::decide::tests::world::{Api, Around, CARDS, CORE, GPU, Kubelet, MEMORY};
 use crate::decide::{Millis, NodeState, PodPhase};
 use crate::isolation::NoIsolation;
-use crate::kubelet::podresources::{ContainerDevices, PodResourcesError};
 use crate::metrics::Metrics;
 use crate::node::{ANSWERED, Node, Paths, PodLookup};
 use crate::nvidia::Upstreams;
@@ -37,6 +36,7 @@ use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
     ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };
+use gpu_migrate_kubelet_api::lister::{ContainerDevices, PodResourcesError};
 
 type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use gpu_migrate_model::ask::ContainerKind;
 
 use crate::decide::Millis;
-use crate::kubelet::podresources::ContainerDevices;
 use gpu_migrate_kubelet_api::checkpoint::FILE_NAME;
+use gpu_migrate_kubelet_api::lister::ContainerDevices;
 
 /// One container's devices in the kubelet's book.
 #[derive(Clone, Debug, PartialEq, Eq)]

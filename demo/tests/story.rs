@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use gpu_migrate_sim::demo::{self, DemoArgs, Fault, Outcome};
+use gpu_migrate_demo::{self as demo, DemoArgs, Fault, Outcome};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_story_ends_well() {

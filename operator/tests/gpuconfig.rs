@@ -6,7 +6,7 @@
 use gpu_migrate_model::crd::{GPUConfig, GPUShadow, InstallPhase, definitions};
 use gpu_migrate_operator::config::reconcile;
 use gpu_migrate_sim::cluster::api::{ApiServer, Running};
-use gpu_migrate_sim::cluster::raw;
+use gpu_migrate_sim::cluster::json_client;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -31,16 +31,16 @@ impl Stage {
         let client = running.client().unwrap();
         for definition in definitions() {
             let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            raw::create(&client, path, &serde_json::to_value(definition).unwrap()).await.unwrap();
+            json_client::create(&client, path, &serde_json::to_value(definition).unwrap()).await.unwrap();
         }
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-        raw::create(&client, "/api/v1/namespaces", &namespace).await.unwrap();
+        json_client::create(&client, "/api/v1/namespaces", &namespace).await.unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/templates.yaml");
         let templates: Value = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let maps = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
-        raw::create(&client, &maps, &templates).await.unwrap();
+        json_client::create(&client, &maps, &templates).await.unwrap();
         let config = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUConfig", "metadata": {"name": "cluster"}, "spec": config});
-        raw::create(&client, "/apis/gpu-migrate.io/v1alpha1/gpuconfigs", &config).await.unwrap();
+        json_client::create(&client, "/apis/gpu-migrate.io/v1alpha1/gpuconfigs", &config).await.unwrap();
         Self { client, _running: running }
     }
 
@@ -51,7 +51,7 @@ impl Stage {
     async fn add_node(&self, name: &str) {
         let node =
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": "a"}}});
-        raw::create(&self.client, "/api/v1/nodes", &node).await.unwrap();
+        json_client::create(&self.client, "/api/v1/nodes", &node).await.unwrap();
     }
 
     async fn labels(&self, node: &str) -> BTreeMap<String, String> {
@@ -144,14 +144,14 @@ async fn a_mode_changes_when_the_last_share_has_left() {
     stage.round().await;
     let shadows = Api::<GPUShadow>::all(stage.client.clone());
     let shadow = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "n1"}, "spec": {}});
-    raw::create(&stage.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows", &shadow).await.unwrap();
+    json_client::create(&stage.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows", &shadow).await.unwrap();
     let share = json!({"uid": "u", "container": "c", "cores": 30, "blocks": 2});
     let held =
         json!({"status": {"cards": [{"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096, "holders": [share]}]}});
     shadows.patch_status("n1", &PatchParams::default(), &Patch::Merge(&held)).await.unwrap();
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "shared"}, "spec": {"nodeName": "n1", "containers": [
         {"name": "c", "image": "i", "resources": {"limits": {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "2"}}}]}});
-    raw::create(&stage.client, "/api/v1/namespaces/default/pods", &pod).await.unwrap();
+    json_client::create(&stage.client, "/api/v1/namespaces/default/pods", &pod).await.unwrap();
     let configs = Api::<GPUConfig>::all(stage.client.clone());
     let patch = json!({"spec": pool("Legacy", json!({}))});
     configs.patch("cluster", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
@@ -218,7 +218,9 @@ async fn an_owners_daemon_set_is_respected_and_said() {
         "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {
             "containers": [{"name": "c", "image": "mirror/k8s-device-plugin"}],
             "volumes": [{"name": "d", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]}}}});
-    raw::create(&stage.client, "/apis/apps/v1/namespaces/kube-system/daemonsets", &set).await.unwrap();
+    json_client::create(&stage.client, "/apis/apps/v1/namespaces/kube-system/daemonsets", &set)
+        .await
+        .unwrap();
     stage.add_node("n1").await;
     stage.round().await;
     assert_eq!(stage.sets().await, ["gpu-migrate-bridge"]);

@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use super::observer::Observer;
 use super::process::Process;
 use super::script::NodeScript;
-use crate::cluster::api::ApiServer;
-use crate::cluster::controllers;
-use crate::cluster::kubelet::{Kubelet, NodeSpec, Pace};
-use crate::cluster::nvidia::NvidiaPlugin;
-use crate::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
+use gpu_migrate_sim::cluster::api::ApiServer;
+use gpu_migrate_sim::cluster::controllers;
+use gpu_migrate_sim::cluster::kubelet::{Kubelet, NodeSpec, Pace};
+use gpu_migrate_sim::cluster::nvidia::NvidiaPlugin;
+use gpu_migrate_sim::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
 
 /// Namespace of our own parts.
 const OWN: &str = "gpu-migrate-system";
@@ -119,9 +119,9 @@ impl Stage {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             self.check()?;
-            let hooks = crate::cluster::raw::list(&self.client, path).await?;
+            let hooks = gpu_migrate_sim::cluster::json_client::list(&self.client, path).await?;
             let hooked = hooks.iter().any(|hook| hook["webhooks"][0]["clientConfig"]["caBundle"].is_string());
-            let nodes = crate::cluster::raw::list(&self.client, "/api/v1/nodes").await?;
+            let nodes = gpu_migrate_sim::cluster::json_client::list(&self.client, "/api/v1/nodes").await?;
             let offered = |node: &serde_json::Value| {
                 let dialect = names::Dialect::default();
                 let has = |resource: &str| {
@@ -129,8 +129,11 @@ impl Stage {
                 };
                 has(&dialect.legacy) && has(&dialect.cores) && has(&dialect.memory)
             };
-            let shadows =
-                crate::cluster::raw::list(&self.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows").await?;
+            let shadows = gpu_migrate_sim::cluster::json_client::list(
+                &self.client,
+                "/apis/gpu-migrate.io/v1alpha1/gpushadows",
+            )
+            .await?;
             let told = shadows.iter().filter(|shadow| shadow["status"]["cards"].is_array()).count();
             if hooked
                 && nodes.len() == self.nodes.len()
@@ -269,7 +272,7 @@ async fn start_node(
     cards: Vec<String>,
     kubeconfig: &Path,
     client: &Client,
-    observer: mpsc::UnboundedSender<crate::cluster::kubelet::Happening>,
+    observer: mpsc::UnboundedSender<gpu_migrate_sim::cluster::kubelet::Happening>,
     fault: Option<Fault>,
     stop: &CancellationToken,
 ) -> anyhow::Result<StageNode> {

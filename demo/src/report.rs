@@ -6,7 +6,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
 use super::observer::Violations;
-use crate::cluster::scheduler::SchedulerCounts;
+use gpu_migrate_sim::cluster::scheduler::SchedulerCounts;
 
 /// What came of the story.
 #[derive(Clone, Debug)]

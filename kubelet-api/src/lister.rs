@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpu_migrate_kubelet_api::podresources::ListPodResourcesRequest;
-use gpu_migrate_kubelet_api::podresources::ListPodResourcesResponse;
-use gpu_migrate_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use gpu_migrate_kubelet_api::socket::dial;
+use crate::podresources::ListPodResourcesRequest;
+use crate::podresources::ListPodResourcesResponse;
+use crate::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use crate::socket::dial;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// 8 cards' worth of IDs in one-device elements stay below 1 MiB; a node of 64 cards below this.

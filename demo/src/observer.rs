@@ -9,7 +9,7 @@ use gpu_migrate_model::units::MIB_PER_BLOCK;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::cluster::kubelet::{Given, Happening};
+use gpu_migrate_sim::cluster::kubelet::{Given, Happening};
 
 /// What was broken, and how often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
