@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use gpu_migrate_model::names;
+use gpu_migrate_model::view::WatchedPod;
 use k8s_openapi::api::core::v1::{Binding as ApiBinding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -13,7 +14,6 @@ use serde_json::json;
 
 use crate::api::{Api, BindFailure, Binding, Found};
 use crate::state::pod::{PodFacts, Rules};
-use crate::watch::LeanPod;
 
 /// Field manager and reporting controller.
 const MANAGER: &str = "gpu-migrate-extender";
@@ -85,7 +85,7 @@ impl Api for Kube {
     }
 
     async fn look_up(&self, namespace: &str, name: &str, uid: &str) -> Result<Found, String> {
-        let pods: KubeApi<LeanPod> = KubeApi::namespaced(self.client.clone(), namespace);
+        let pods: KubeApi<WatchedPod> = KubeApi::namespaced(self.client.clone(), namespace);
         let found = self.limited(pods.get_opt(name)).await.map_err(|error| error.to_string())?;
         Ok(match found {
             Some(pod) if *pod.view.metadata.uid == *uid => {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use gpu_migrate_model::crd::{GPUConfigSpec, GPUShadowStatus};
+use gpu_migrate_model::view::PodView;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -10,7 +11,6 @@ use crate::state::Cluster;
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::{PodFacts, Rules};
 use crate::wire::node::NodeView;
-use crate::wire::pod::PodView;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]

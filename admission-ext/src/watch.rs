@@ -3,7 +3,6 @@
 //! They run for ever; `kube`'s watcher lists again after an error. An object that cannot be read is skipped with a
 //! warning, so that one odd object does not blind the extender.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,79 +10,16 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use gpu_migrate_model::crd::{GPUConfig, GPUConfigSpec, GPUShadow};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use gpu_migrate_model::view::{PodView, Watched, WatchedPod};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
-use serde::{Deserialize, Deserializer};
 use tokio::sync::watch;
 
 use crate::engine::Engine;
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::PodFacts;
 use crate::wire::node::NodeView;
-use crate::wire::pod::PodView;
-use crate::wire::text::IntoOwned;
-
-/// Defines a stripped object that kube can watch in place of the whole one.
-macro_rules! lean {
-    ($(#[$doc:meta])* $lean:ident, $view:ident, $kind:literal, $plural:literal, $scope:ty) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub struct $lean {
-            /// Name, namespace, UID, version.
-            pub metadata: ObjectMeta,
-            /// The rest that is needed.
-            pub view: $view<'static>,
-        }
-
-        impl<'de> Deserialize<'de> for $lean {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let view = $view::deserialize(deserializer)?;
-                let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-                let metadata = ObjectMeta {
-                    name: text(&view.metadata.name),
-                    uid: text(&view.metadata.uid),
-                    resource_version: view.metadata.resource_version.as_ref().map(ToString::to_string),
-                    ..ObjectMeta::default()
-                };
-                Ok(Self { metadata, view: view.into_owned() })
-            }
-        }
-
-        impl Resource for $lean {
-            type DynamicType = ();
-            type Scope = $scope;
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-            fn group((): &()) -> Cow<'_, str> {
-                "".into()
-            }
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-lean!(
-    /// A stripped Pod.
-    LeanPod, PodView, "Pod", "pods", k8s_openapi::NamespaceResourceScope
-);
-lean!(
-    /// A stripped Node.
-    LeanNode, NodeView, "Node", "nodes", k8s_openapi::ClusterResourceScope
-);
 
 /// Which of them are filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,7 +63,7 @@ async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<
     let config = watcher::Config::default().fields(UNFINISHED);
     // What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
     let mut unlisted = HashSet::<Arc<str>>::new();
-    follow(Api::<LeanPod>::all(client), config, &|| {}, |event| match event {
+    follow(Api::<WatchedPod>::all(client), config, &|| {}, |event| match event {
         Event::Init => {
             unlisted = engine.read(|cluster| cluster.pods().map(|pod| Arc::clone(&pod.uid)).collect());
         }
@@ -159,20 +95,22 @@ async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender
     let apply = |node: &NodeView<'_>| {
         engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().rules.dialect));
     };
-    follow(Api::<LeanNode>::all(client), watcher::Config::default(), &|| {}, |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(node) => {
-            listed.insert(node.view.metadata.name.to_string());
-            apply(&node.view);
-        }
-        Event::InitDone => {
-            for name in names_besides(&engine, &listed) {
-                engine.remove_node(&name);
+    follow(Api::<Watched<NodeView<'static>>>::all(client), watcher::Config::default(), &|| {}, |event| {
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(node) => {
+                listed.insert(node.view.metadata.name.to_string());
+                apply(&node.view);
             }
-            synced.send_modify(|synced| synced.nodes = true);
+            Event::InitDone => {
+                for name in names_besides(&engine, &listed) {
+                    engine.remove_node(&name);
+                }
+                synced.send_modify(|synced| synced.nodes = true);
+            }
+            Event::Apply(node) => apply(&node.view),
+            Event::Delete(node) => engine.remove_node(&node.view.metadata.name),
         }
-        Event::Apply(node) => apply(&node.view),
-        Event::Delete(node) => engine.remove_node(&node.view.metadata.name),
     })
     .await;
 }

@@ -3,14 +3,18 @@
 //! Limits and requests of extended resources must be equal, and a limit alone counts as the request
 //! (`pkg/apis/core/validation`, `ValidateResourceRequirements`); a request alone is refused by the API server.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource as api;
 
 use crate::ledger::Phase;
 use crate::names::Dialect;
 use crate::quantity::{Quantity, QuantityError};
 use crate::units::{Blocks, Cores};
+use crate::view::json::{Amount, Map};
+use crate::view::{ContainerView, ExtendedResources, ResourcesView, SpecView};
 
 /// What kind of container it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,18 +202,21 @@ impl PodAsk {
     /// # Errors
     /// The first container whose request makes no sense.
     pub fn of_spec(spec: &PodSpec, dialect: &Dialect) -> Result<Self, AskError> {
-        let init = spec.init_containers.iter().flatten().enumerate().map(|(position, container)| {
-            let sidecar = container.restart_policy.as_deref() == Some("Always");
-            (position, container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
-        });
-        let app = spec
-            .containers
-            .iter()
-            .enumerate()
-            .map(|(position, container)| (position, container, ContainerKind::App));
-        let containers = init.chain(app).map(|(position, container, kind)| {
-            let demand = demand_of(container, dialect)?;
-            Ok(ContainerAsk { name: container.name.clone(), kind, position, demand })
+        Self::read(&view_of(spec), dialect)
+    }
+
+    /// What a pod of this spec asks for: the one reading, whatever form the pod came in.
+    ///
+    /// # Errors
+    /// The first container whose request makes no sense.
+    pub fn read<R>(spec: &SpecView<'_, R>, dialect: &Dialect) -> Result<Self, AskError> {
+        let containers = spec.all_containers().map(|(place, container)| {
+            Ok(ContainerAsk {
+                name: container.name.to_string(),
+                kind: place.kind(container),
+                position: place.index,
+                demand: demand_of(container, dialect)?,
+            })
         });
         Ok(Self { containers: containers.collect::<Result<_, _>>()? })
     }
@@ -260,12 +267,37 @@ impl fmt::Display for Demand {
 }
 
 /// What one container asks for, checked.
-fn demand_of(container: &Container, dialect: &Dialect) -> Result<Demand, AskError> {
-    let legacy = amount(container, &dialect.legacy)?;
-    let cores = amount(container, &dialect.cores)?;
-    let blocks = amount(container, &dialect.memory)?;
-    check_share(&container.name, dialect, Cores(cores), Blocks(blocks))?;
-    Ok(Demand { legacy, cores: Cores(cores), blocks: Blocks(blocks) })
+fn demand_of<R>(container: &ContainerView<'_, R>, dialect: &Dialect) -> Result<Demand, AskError> {
+    let legacy = container.amount(&dialect.legacy)?;
+    let cores = Cores(container.amount(&dialect.cores)?);
+    let blocks = Blocks(container.amount(&dialect.memory)?);
+    check_share(&container.name, dialect, cores, blocks)?;
+    Ok(Demand { legacy, cores, blocks })
+}
+
+/// The part of a typed spec that says what the pod asks for.
+fn view_of(spec: &PodSpec) -> SpecView<'_> {
+    fn amounts(map: Option<&BTreeMap<String, api::Quantity>>) -> Map<'_, Amount<'_>, ExtendedResources> {
+        let amounts = map.into_iter().flatten();
+        amounts.map(|(name, quantity)| (name.as_str(), quantity.0.as_str().into())).collect()
+    }
+    fn container(container: &Container) -> ContainerView<'_> {
+        ContainerView {
+            name: container.name.as_str().into(),
+            restart_policy: container.restart_policy.as_deref().map(Into::into),
+            resources: container.resources.as_ref().map(|resources| ResourcesView {
+                limits: amounts(resources.limits.as_ref()),
+                requests: amounts(resources.requests.as_ref()),
+                claims: None,
+            }),
+            env: None,
+        }
+    }
+    SpecView {
+        containers: Some(spec.containers.iter().map(container).collect()),
+        init_containers: Some(spec.init_containers.iter().flatten().map(container).collect()),
+        ..SpecView::default()
+    }
 }
 
 /// The rules of gpu-manager for a container's share: cores below 100 or a multiple of 100, and memory with them.
@@ -290,17 +322,6 @@ pub fn check_share(container: &str, dialect: &Dialect, cores: Cores, blocks: Blo
         (cores, Blocks::ZERO) if cores.whole_cards().is_none() => Err(half(&dialect.cores, &dialect.memory)),
         _ => Ok(()),
     }
-}
-
-fn amount(container: &Container, resource: &str) -> Result<u32, AskError> {
-    let resources = container.resources.as_ref();
-    let text = |map: Option<&std::collections::BTreeMap<String, _>>| -> Option<String> {
-        map.and_then(|map| map.get(resource))
-            .map(|quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| quantity.0.clone())
-    };
-    let limit = text(resources.and_then(|resources| resources.limits.as_ref()));
-    let request = text(resources.and_then(|resources| resources.requests.as_ref()));
-    merge_amounts(&container.name, resource, limit.as_deref(), request.as_deref())
 }
 
 /// The amount of an extended resource from its limit and its request.

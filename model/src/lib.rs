@@ -17,3 +17,4 @@ pub mod quantity;
 pub mod score;
 pub mod topology;
 pub mod units;
+pub mod view;

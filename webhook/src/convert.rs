@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpu_migrate_model::ask::{AskError, check_share, merge_amounts};
+use gpu_migrate_model::ask::{AskError, check_share};
 use gpu_migrate_model::names::{Dialect, MIG_PREFIX, SHARED_SUFFIX};
 use gpu_migrate_model::units::{Blocks, Cores};
 
@@ -105,9 +105,7 @@ impl Conversion {
                 result.left.push(resource);
                 continue;
             };
-            let (limit, request) = container.amounts(resource);
-            let (limit, request) = (limit.map(|amount| amount.text()), request.map(|amount| amount.text()));
-            let units = merge_amounts(name, resource, limit.as_deref(), request.as_deref())?;
+            let units = container.amount(resource)?;
             let ratio = match ratio {
                 Some(ratio) => ratio,
                 None => {
@@ -177,8 +175,8 @@ pub fn is_shared(container: &ContainerView<'_>, dialect: &Dialect) -> bool {
 /// Whether a container asks for a resource; a value of 0 asks for nothing.
 #[must_use]
 pub fn asks(container: &ContainerView<'_>, resource: &str) -> bool {
-    let (limit, request) = container.amounts(resource);
-    limit.or(request).is_some_and(|amount| amount.text() != "0")
+    let (limit, request) = container.limit_and_request(resource);
+    limit.or(request).is_some_and(|amount| amount.as_str() != "0")
 }
 
 #[cfg(test)]

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use gpu_migrate_model::names;
+use gpu_migrate_model::view::Place;
 use serde_json::Value;
 
 use crate::convert::{Conversions, asks, gpu_resources, is_shared, names_gpu};
 use crate::policy::{Mode, Policies, Policy, Selected};
 use crate::rewrite::Edits;
 use crate::text::PatchText;
-use crate::view::{ContainerView, Place, PodView};
+use crate::view::{ContainerView, PodView};
 
 /// What is known about a pod besides the pod.
 #[derive(Clone, Copy, Debug)]
@@ -213,17 +214,18 @@ fn governing<'p>(
     if !opted_in || policies.settings().never.contains(facts.namespace) {
         return skip(Skip::NotOptedIn);
     }
-    if pod.label(&keys.opt_out) == Some("true") {
+    if pod.metadata.label(&keys.opt_out) == Some("true") {
         return skip(Skip::OptedOut);
     }
-    let from_file = pod.annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
-    if from_file || pod.annotation("kubernetes.io/config.mirror").is_some() {
+    let from_file =
+        pod.metadata.annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
+    if from_file || pod.metadata.annotation("kubernetes.io/config.mirror").is_some() {
         return skip(Skip::Mirror);
     }
-    if pod.spec.node_name.as_ref().is_some_and(|node| !node.as_str().is_empty()) {
+    if pod.node().is_some() {
         return skip(Skip::Bound);
     }
-    let Some(project) = pod.label(&keys.project).or_else(|| namespace_label(&keys.project)) else {
+    let Some(project) = pod.metadata.label(&keys.project).or_else(|| namespace_label(&keys.project)) else {
         return skip(Skip::NoProject);
     };
     match policies.select(project, facts.namespace, pod) {
@@ -277,7 +279,7 @@ fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision
     let changes: Vec<Change> = changes.collect();
     let described = describe(&changes);
     let mut decision = Decision { changes, patch, warnings, ..Decision::untouched(Outcome::Converted) };
-    if pod.controller_uid().is_none() {
+    if pod.metadata.controller().is_none() {
         // A person made this pod and reads the answer; a controller does not.
         decision.warnings.insert(0, summary(policy, "converts", &described));
     }
@@ -315,7 +317,9 @@ fn plain_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<
 /// A pod that asks for shares already: ours when it comes a second time, or written that way.
 fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
     let mut edits = Edits::new(pod, policy);
-    if let Some(original) = pod.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok()) {
+    if let Some(original) =
+        pod.metadata.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok())
+    {
         edits.continue_from(original);
     }
     edits.drop_stale_choice();
@@ -408,7 +412,8 @@ fn guards(facts: &Facts<'_>) -> bool {
 
 /// Devices that come through dynamic resource allocation.
 fn claims(container: &ContainerView<'_>) -> bool {
-    container.resources.as_ref().and_then(|r| r.claims).is_some_and(|raw| raw.get().contains('{'))
+    let resources = container.resources.as_ref();
+    resources.and_then(|resources| resources.claims.as_ref()).is_some_and(|claims| !claims.is_empty())
 }
 
 /// The card product that a pod is bound to, by nodeSelector or by a required affinity that leaves no other.

@@ -256,8 +256,10 @@ impl Policy {
     #[must_use]
     pub fn due(&self, pod: &PodView<'_>, rollout_key: &str) -> bool {
         match self.rollout {
-            Rollout::Labelled => pod.label(names::CONVERT) == Some("true"),
-            Rollout::Workloads(percent) => in_share(pod.controller_uid().unwrap_or(rollout_key), percent),
+            Rollout::Labelled => pod.metadata.label(names::CONVERT) == Some("true"),
+            Rollout::Workloads(percent) => {
+                in_share(pod.metadata.controller().map_or(rollout_key, |owner| &owner.uid), percent)
+            }
             Rollout::Pods(percent) => in_share(rollout_key, percent),
         }
     }
@@ -267,9 +269,9 @@ impl Policy {
 fn matches(selector: &LabelSelector, pod: &PodView<'_>) -> bool {
     let labels = selector.match_labels.iter().flatten();
     let expressions = selector.match_expressions.iter().flatten();
-    labels.into_iter().all(|(key, value)| pod.label(key) == Some(value))
+    labels.into_iter().all(|(key, value)| pod.metadata.label(key) == Some(value))
         && expressions.into_iter().all(|expression| {
-            let value = pod.label(&expression.key);
+            let value = pod.metadata.label(&expression.key);
             let listed = || value.is_some_and(|v| expression.values.iter().flatten().any(|entry| entry == v));
             match expression.operator.as_str() {
                 "In" => listed(),

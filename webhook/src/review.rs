@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use gpu_migrate_model::view::json::Text;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::decide::{Decision, Facts, decide};
 use crate::policy::Policies;
 use crate::text::{key, string};
-use crate::view::{PodView, Text};
+use crate::view::PodView;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";

@@ -5,6 +5,8 @@
 
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::names;
+use gpu_migrate_model::view::json::{Amount, Map, Text};
+use gpu_migrate_model::view::{ExtendedResources, Place};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -13,7 +15,7 @@ use crate::original::Original;
 use crate::policy::{Constant, Policy, Scheduling};
 use crate::record::{Entries, Record};
 use crate::text::{PatchText, key, string};
-use crate::view::{Amount, ContainerView, Pairs, Place, PodView, Text};
+use crate::view::{ContainerView, EnvEntries, PodView};
 
 /// Collects the operations of one patch and the record that undoes them.
 pub(crate) struct Edits<'p, 'a> {
@@ -54,17 +56,13 @@ impl<'p, 'a> Edits<'p, 'a> {
         let index = place.index.to_string();
         let at = [place.list(), index.as_str()];
         let mut record = self.record.container(container.name.as_str());
-        let resources = container.resources.as_ref();
-        for (field, map) in [
-            ("limits", resources.and_then(|r| r.limits.as_ref())),
-            ("requests", resources.and_then(|r| r.requests.as_ref())),
-        ] {
-            if let Some(map) = map {
+        if let Some(resources) = &container.resources {
+            for (field, map) in [("limits", &resources.limits), ("requests", &resources.requests)] {
                 exchange(&mut self.patch, record.map(field), (at, field, map), to, self.policy);
             }
         }
         if to.converts() {
-            let found = container.env_entries(VISIBLE).entries;
+            let found = EnvEntries::of(container, VISIBLE).entries;
             if !found.is_empty() {
                 self.warnings.push(format!(
                     "container {}: {VISIBLE} was removed: the device plugin chooses the card",
@@ -74,7 +72,7 @@ impl<'p, 'a> Edits<'p, 'a> {
             remove_entries(&mut self.patch, &["spec", at[0], at[1], "env"], &found);
             record.list("env", false, &found, &[]);
         } else if guard {
-            let found = container.env_entries(VISIBLE);
+            let found = EnvEntries::of(container, VISIBLE);
             let value = |entry: &'_ Value| entry.get("value").and_then(Value::as_str).map(str::to_owned);
             let hidden = |entry: &Value| matches!(value(entry).as_deref(), Some(VOID | "none" | ""));
             if !found.entries.is_empty() && found.entries.iter().all(|(_, entry)| hidden(entry)) {
@@ -116,7 +114,7 @@ impl<'p, 'a> Edits<'p, 'a> {
         }
         self.edit_selector(selector_remove, selector_set);
         self.edit_tolerations(toleration_remove, toleration_add);
-        if *gate_gangs && self.pod.annotation(names::GANG_NAME).is_some() {
+        if *gate_gangs && self.pod.metadata.annotation(names::GANG_NAME).is_some() {
             self.add_gate();
         }
     }
@@ -187,23 +185,22 @@ impl<'p, 'a> Edits<'p, 'a> {
     }
 
     fn add_gate(&mut self) {
-        let Ok(current) = list(self.pod.spec.scheduling_gates) else { return };
-        let gate = serde_json::json!({ "name": names::GANG_GATE });
-        if current.iter().flatten().any(|has| *has == gate) {
+        if self.pod.is_gated() {
             return;
         }
-        let gate = gate.to_string();
-        append(&mut self.patch, &["spec", "schedulingGates"], current.is_some(), &[&gate]);
-        self.record.list("schedulingGates", current.is_none(), &[], &[&gate]);
+        let exists = self.pod.spec.scheduling_gates.is_some();
+        let gate = serde_json::json!({ "name": names::GANG_GATE }).to_string();
+        append(&mut self.patch, &["spec", "schedulingGates"], exists, &[&gate]);
+        self.record.list("schedulingGates", !exists, &[], &[&gate]);
     }
 
     /// Removes the card choice of another pod, from which this one was copied.
     pub(crate) fn drop_stale_choice(&mut self) {
         let mut record = self.record.map("annotations");
-        for (key, value) in self.pod.metadata.annotations.iter().flat_map(|Pairs(all)| all) {
-            if is_of_choice(key.as_str()) {
-                record.text(key.as_str(), Some(value.as_str()));
-                self.patch.remove(&["metadata", "annotations", key.as_str()]);
+        for (key, value) in self.pod.metadata.annotations.iter().flat_map(Map::iter) {
+            if is_of_choice(key) {
+                record.text(key, Some(value.as_str()));
+                self.patch.remove(&["metadata", "annotations", key]);
             }
         }
         record.end(false);
@@ -243,7 +240,7 @@ impl<'p, 'a> Edits<'p, 'a> {
 fn exchange(
     patch: &mut PatchText,
     mut record: Entries<'_>,
-    (at, field, map): ([&str; 2], &str, &Pairs<'_, Amount<'_>>),
+    (at, field, map): ([&str; 2], &str, &Map<'_, Amount<'_>, ExtendedResources>),
     to: &Conversions<'_>,
     policy: &Policy,
 ) {
@@ -252,20 +249,29 @@ fn exchange(
     for name in &to.replaced {
         let Some(amount) = map.get(name) else { continue };
         held = true;
-        record.json(name, |out| amount.write(out));
+        record.json(name, |out| write_amount(out, amount));
         patch.remove(&path(name));
     }
     let dialect = &policy.conversion.dialect;
     for (name, amount) in [(&dialect.cores, to.cores), (&dialect.memory, to.blocks)] {
         if held && amount > 0 {
             record.json(name, |out| match map.get(name) {
-                Some(amount) => amount.write(out),
+                Some(amount) => write_amount(out, amount),
                 None => out.push_str("null"),
             });
             patch.add(&path(name), |out| string(out, &amount.to_string()));
         }
     }
     record.end();
+}
+
+/// Appends a quantity as JSON, exactly as it was written.
+fn write_amount(out: &mut String, amount: &Amount<'_>) {
+    if amount.is_number() {
+        out.push_str(amount.as_str());
+    } else {
+        string(out, amount.as_str());
+    }
 }
 
 /// Removes list entries, the last first so that no index moves.

@@ -15,10 +15,11 @@ use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::quantity::Quantity;
 use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+use gpu_migrate_model::view::ExtendedResources;
+use gpu_migrate_model::view::json::{Amount, Map};
 
 use super::pod::{Cards, PodFacts, cards_of};
 use crate::wire::node::NodeView;
-use crate::wire::text::{Picked, QuantityText, Wanted};
 
 /// What the Node object says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,10 +46,12 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    fn read<W: Wanted>(map: &Picked<'_, QuantityText<'_>, W>, dialect: &Dialect) -> Self {
+    fn read(map: &Map<'_, Amount<'_>, ExtendedResources>, dialect: &Dialect) -> Self {
         let amount = |resource: &str| {
-            let whole =
-                map.get(resource).and_then(|text| text.0.parse::<Quantity>().ok()).and_then(Quantity::whole);
+            let whole = map
+                .get(resource)
+                .and_then(|amount| amount.as_str().parse::<Quantity>().ok())
+                .and_then(Quantity::whole);
             whole.and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
         };
         Self {
@@ -68,12 +71,13 @@ impl NodeFacts {
     /// Reads `node`.
     #[must_use]
     pub fn read(node: &NodeView<'_>, dialect: &Dialect) -> Self {
-        let cordoned = node.metadata.annotations.get(names::CORDONED_CARDS);
+        let cordoned = node.metadata.annotation(names::CORDONED_CARDS);
         Self {
             labels: node
                 .metadata
                 .labels
                 .iter()
+                .flat_map(|labels| labels.iter())
                 .map(|(key, value)| (key.to_owned(), value.to_string()))
                 .collect(),
             cordoned: cordoned

@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpu_migrate_model::annotation::{self, Choice};
-use gpu_migrate_model::ask::{
-    AskError, ContainerAsk, ContainerKind, Demand, PodAsk, PodKind, check_share, merge_amounts,
-};
+use gpu_migrate_model::ask::{AskError, ContainerAsk, Demand, PodAsk, PodKind};
 use gpu_migrate_model::evaluate::CardOrder;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::{Constraints, Placement};
-use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
-
-use crate::wire::pod::{ContainerView, PodView};
+use gpu_migrate_model::units::{Blocks, CardIndex};
+use gpu_migrate_model::view::PodView;
 
 /// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
 pub type Cards = Box<[(u16, CardIndex)]>;
@@ -99,6 +96,7 @@ impl PodFacts {
                 .spec
                 .node_selector
                 .iter()
+                .flat_map(|labels| labels.iter())
                 .map(|(k, v)| (k.to_owned(), v.to_string()))
                 .collect(),
             leaving: pod.metadata.deletion_timestamp.is_some(),
@@ -110,9 +108,8 @@ impl PodFacts {
     #[must_use]
     pub fn concerns(pod: &PodView<'_>, rules: &Rules) -> bool {
         let dialect = &rules.dialect;
-        [&dialect.legacy, &dialect.cores, &dialect.memory]
-            .into_iter()
-            .any(|resource| pod.names_resource(resource))
+        let ours = [dialect.legacy.as_str(), &dialect.cores, &dialect.memory];
+        pod.containers().any(|(_, container)| container.resource_names().any(|name| ours.contains(&name)))
     }
 
     /// The containers that ask for cards, with their place in [`PodAsk::containers`].
@@ -162,55 +159,34 @@ pub fn choice(cards: &Cards, ask: &PodAsk, node: &str, time: u128) -> Choice {
 }
 
 fn read_ask(pod: &PodView<'_>, rules: &Rules) -> Result<PodAsk, AskError> {
-    let init = pod.spec.init_containers.iter().flatten().enumerate().map(|(position, container)| {
-        let sidecar = container.restart_policy.as_deref() == Some("Always");
-        (position, container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
-    });
-    let app = pod.spec.containers.iter().flatten().enumerate();
-    let app = app.map(|(position, container)| (position, container, ContainerKind::App));
-    let containers = init.chain(app).map(|(position, container, kind)| {
-        let demand = read_demand(container, rules)?;
-        Ok(ContainerAsk { name: container.name.to_string(), kind, position, demand })
-    });
-    Ok(PodAsk { containers: containers.collect::<Result<_, AskError>>()? })
-}
-
-fn read_demand(container: &ContainerView<'_>, rules: &Rules) -> Result<Demand, AskError> {
-    let dialect = &rules.dialect;
-    let amount = |resource: &str| {
-        let limit = container.resources.limits.get(resource).map(|quantity| &*quantity.0);
-        let request = container.resources.requests.get(resource).map(|quantity| &*quantity.0);
-        merge_amounts(&container.name, resource, limit, request)
-    };
-    let legacy = amount(&dialect.legacy)?;
-    let (cores, blocks) = (Cores(amount(&dialect.cores)?), Blocks(amount(&dialect.memory)?));
-    check_share(&container.name, dialect, cores, blocks)?;
-    let forgiven = !rules.whole_card_memory && cores.whole_cards().is_some();
-    Ok(Demand { legacy, cores, blocks: if forgiven { Blocks::ZERO } else { blocks } })
+    let mut ask = PodAsk::read(&pod.spec, &rules.dialect)?;
+    if !rules.whole_card_memory {
+        let whole = |container: &&mut ContainerAsk| container.demand.cores.whole_cards().is_some();
+        ask.containers.iter_mut().filter(whole).for_each(|container| container.demand.blocks = Blocks::ZERO);
+    }
+    Ok(ask)
 }
 
 fn read_gang(pod: &PodView<'_>) -> Result<Option<GangRef>, String> {
-    let annotations = &pod.metadata.annotations;
-    let (name, size) = match (annotations.get(names::GANG_NAME), annotations.get(names::GANG_SIZE)) {
+    let annotation = |key| pod.metadata.annotation(key);
+    let (name, size) = match (annotation(names::GANG_NAME), annotation(names::GANG_SIZE)) {
         (None, None) => return Ok(None),
         (Some(name), Some(size)) if !name.is_empty() => (name, size),
         (name, size) => {
             return Err(format!(
                 "annotations {} ({:?}) and {} ({:?}): expected both, the name of the gang and how many pods it has",
                 names::GANG_NAME,
-                name.map(|text| &**text),
+                name,
                 names::GANG_SIZE,
-                size.map(|text| &**text),
+                size,
             ));
         }
     };
     match size.trim().parse::<u32>() {
         Ok(size @ 1..=10_000) => {
-            Ok(Some(GangRef { key: format!("{}/{}", pod.namespace(), &**name).into(), size }))
+            Ok(Some(GangRef { key: format!("{}/{name}", pod.namespace()).into(), size }))
         }
-        _ => {
-            Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, &**size))
-        }
+        _ => Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, size)),
     }
 }
 
@@ -223,7 +199,7 @@ fn read_cards(pod: &PodView<'_>, ask: &PodAsk, kind: PodKind) -> Cards {
             PodKind::Legacy => format!("{}{}", names::LEGACY_CARDS_PREFIX, container.name),
             _ => annotation::card_key(container),
         };
-        let Some(value) = pod.metadata.annotations.get(&key) else { continue };
+        let Some(value) = pod.metadata.annotation(&key) else { continue };
         match annotation::read_cards(&key, value) {
             Ok(read) => {
                 cards.extend(read.into_iter().map(|card| (u16::try_from(at).unwrap_or(u16::MAX), card)));
@@ -239,7 +215,7 @@ fn read_cards(pod: &PodView<'_>, ask: &PodAsk, kind: PodKind) -> Cards {
 
 /// Reads the constraints of `pod`, or says which annotation makes no sense.
 fn read_constraints(pod: &PodView<'_>) -> Result<Constraints, String> {
-    let get = |key: &str| pod.metadata.annotations.get(key).map(|text| text.trim());
+    let get = |key: &str| pod.metadata.annotation(key).map(str::trim);
     let list = |key: &str| -> Vec<String> {
         let items = get(key).into_iter().flat_map(|list| list.split(',')).map(str::trim);
         items.filter(|item| !item.is_empty()).map(str::to_owned).collect()

@@ -6,16 +6,14 @@
 
 pub mod answer;
 pub mod node;
-pub mod pod;
-pub mod text;
 
 use std::collections::BTreeMap;
 
+use gpu_migrate_model::view::PodView;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use self::node::NodeItem;
-use self::pod::PodView;
 
 /// Why a request body could not be used. The scheduler gets this text as `Error`.
 #[derive(Debug, thiserror::Error)]

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use gpu_migrate_model::into_owned;
+use gpu_migrate_model::view::json::{Amount, Map, Text};
+use gpu_migrate_model::view::{ExtendedResources, MetaView, Watchable};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-
-use super::pod::{Everything, ExtendedResources};
-use super::text::{IntoOwned, Picked, QuantityText, Text, owned};
 
 /// A borrowed Node.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -15,31 +15,10 @@ use super::text::{IntoOwned, Picked, QuantityText, Text, owned};
 pub struct NodeView<'a> {
     /// Identity.
     #[serde(borrow)]
-    pub metadata: NodeMeta<'a>,
+    pub metadata: MetaView<'a>,
     /// Capacity.
     #[serde(borrow)]
     pub status: NodeStatus<'a>,
-}
-
-/// Metadata of a Node.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeMeta<'a> {
-    /// Name.
-    #[serde(borrow)]
-    pub name: Text<'a>,
-    /// UID.
-    #[serde(borrow)]
-    pub uid: Text<'a>,
-    /// Version, for the watch.
-    #[serde(borrow)]
-    pub resource_version: Option<Text<'a>>,
-    /// Labels.
-    #[serde(borrow)]
-    pub labels: Picked<'a, Text<'a>, Everything>,
-    /// Annotations of ours.
-    #[serde(borrow)]
-    pub annotations: Picked<'a, Text<'a>, super::pod::OurAnnotations>,
 }
 
 /// Status of a Node: the extended resources only.
@@ -48,15 +27,25 @@ pub struct NodeMeta<'a> {
 pub struct NodeStatus<'a> {
     /// What the node has.
     #[serde(borrow)]
-    pub capacity: Picked<'a, QuantityText<'a>, ExtendedResources>,
+    pub capacity: Map<'a, Amount<'a>, ExtendedResources>,
     /// What of it is offered.
     #[serde(borrow)]
-    pub allocatable: Picked<'a, QuantityText<'a>, ExtendedResources>,
+    pub allocatable: Map<'a, Amount<'a>, ExtendedResources>,
 }
 
-owned!(NodeView { metadata, status });
-owned!(NodeMeta { name, uid, resource_version, labels, annotations });
-owned!(NodeStatus { capacity, allocatable });
+into_owned!(NodeView { metadata, status });
+into_owned!(NodeStatus { capacity, allocatable });
+
+impl Watchable for NodeView<'static> {
+    type Borrowed<'a> = NodeView<'a>;
+    type Scope = k8s_openapi::ClusterResourceScope;
+    const KIND: &'static str = "Node";
+    const PLURAL: &'static str = "nodes";
+
+    fn metadata(&self) -> &MetaView<'static> {
+        &self.metadata
+    }
+}
 
 /// A node of a request, as text with its name.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ fn names_of_a_filter_are_borrowed_from_the_body() {
         assert!(names.iter().all(|name| range.contains(&name.as_ptr())), "{name}");
         assert!(matches!(request.pod.metadata.name.0, std::borrow::Cow::Borrowed(_)));
         let containers = request.pod.spec.containers.as_ref().unwrap();
-        assert_eq!(PodView::quantity(&containers[0], "tencent.com/vcuda-core"), Some("50"));
+        assert_eq!(containers[0].amount("tencent.com/vcuda-core"), Ok(50));
     }
 }
 
@@ -68,8 +68,9 @@ fn no_node_left_is_an_empty_list_and_not_null() {
 fn an_init_container_counts_as_naming_a_resource() {
     let (body, _) = capture("filter-init-container-only.json");
     let request = Request::parse("filter", &body).unwrap();
-    assert!(request.pod.names_resource("tencent.com/vcuda-core"));
-    assert!(!request.pod.names_resource("nvidia.com/gpu"));
+    let names =
+        |resource| request.pod.containers().any(|(_, c)| c.resource_names().any(|name| name == resource));
+    assert!(names("tencent.com/vcuda-core") && !names("nvidia.com/gpu"));
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn a_whole_node_gives_its_name_and_its_capacity() {
     let names: Vec<&str> = items.iter().map(|item| &*item.name).collect();
     assert_eq!(names, ["fake-a", "fake-b", "fake-c", "vm"]);
     let view = items[0].view().unwrap();
-    assert_eq!(&*view.status.capacity.get("tencent.com/vcuda-core").unwrap().0, "800");
+    assert_eq!(view.status.capacity.get("tencent.com/vcuda-core").unwrap().as_str(), "800");
     assert!(view.status.capacity.get("cpu").is_none(), "what has no domain is skipped");
 }
 
@@ -119,9 +120,12 @@ fn a_score_beyond_ten_is_ten() {
 fn a_bad_body_is_named() {
     let table: [(&[u8], &str); 4] = [
         (b"", "ExtenderArgs"),
-        (b"{\"Pod\":{},\"Nodes\":null,\"NodeNames\":null}", "both null"),
-        (b"{\"Pod\":{},\"Nodes\":{\"items\":[{\"metadata\":{}}]}}", "metadata.name"),
-        (b"{\"Pod\":{\"spec\":{\"containers\":3}},\"NodeNames\":[]}", "invalid type"),
+        (b"{\"Pod\":{\"metadata\":{},\"spec\":{}},\"Nodes\":null,\"NodeNames\":null}", "both null"),
+        (
+            b"{\"Pod\":{\"metadata\":{},\"spec\":{}},\"Nodes\":{\"items\":[{\"metadata\":{}}]}}",
+            "metadata.name",
+        ),
+        (b"{\"Pod\":{\"metadata\":{},\"spec\":{\"containers\":3}},\"NodeNames\":[]}", "invalid type"),
     ];
     for (body, expected) in table {
         let error = Request::parse("filter", body).unwrap_err().to_string();

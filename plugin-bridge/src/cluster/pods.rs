@@ -8,12 +8,15 @@ use futures::StreamExt;
 use gpu_migrate_model::annotation::Choice;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::view::json::Map;
+use gpu_migrate_model::view::{self, WatchedPod};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::{ContainerView, PodPhase, PodView};
@@ -25,29 +28,31 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What deciding needs of a pod. A pod whose requests make no sense is shown without any: the kubelet refuses it.
 #[must_use]
-pub fn view(pod: &Pod, dialect: &Dialect) -> PodView {
-    let annotations = pod.annotations();
-    let ask = PodAsk::of(pod, dialect).unwrap_or_default();
-    let choice = Choice::read(annotations, &ask).ok().flatten().unwrap_or_default();
-    let status = pod.status.as_ref();
-    let phase = match status.and_then(|s| s.phase.as_deref()) {
-        Some("Running") => PodPhase::Running,
-        Some("Succeeded") => PodPhase::Succeeded,
-        Some("Failed") => PodPhase::Failed,
+pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
+    let meta = &pod.metadata;
+    let ours = |key: &str| key.starts_with("gpu-migrate.io/") || key.starts_with("tencent.com/");
+    let annotations = meta.annotations.iter().flat_map(Map::iter).filter(|(key, _)| ours(key));
+    let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_string())).collect();
+    let ask = PodAsk::read(&pod.spec, dialect).unwrap_or_default();
+    let choice = Choice::read(&annotations, &ask).ok().flatten().unwrap_or_default();
+    let phase = match pod.status.phase.as_str() {
+        "Running" => PodPhase::Running,
+        "Succeeded" => PodPhase::Succeeded,
+        "Failed" => PodPhase::Failed,
         _ => PodPhase::Pending,
     };
-    let api_uid = pod.uid().unwrap_or_default();
-    let created = pod.metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_nanosecond());
+    let created = meta.creation_timestamp.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
+    let created = created.map_or(0, Timestamp::as_nanosecond);
     let order = if choice.time > 0 { choice.time } else { u128::try_from(created).unwrap_or(0) };
     PodView {
-        uid: annotations.get(MIRROR).cloned().unwrap_or_else(|| api_uid.clone()),
-        api_uid,
-        namespace: pod.namespace().unwrap_or_default(),
-        name: pod.name_any(),
+        uid: meta.annotation(MIRROR).unwrap_or(&meta.uid).to_owned(),
+        api_uid: meta.uid.to_string(),
+        namespace: meta.namespace.to_string(),
+        name: meta.name.to_string(),
         phase,
-        reason: status.and_then(|s| s.reason.clone()).unwrap_or_default(),
-        deleting: pod.metadata.deletion_timestamp.is_some(),
-        controlled: pod.owner_references().iter().any(|owner| owner.controller == Some(true)),
+        reason: pod.status.reason.to_string(),
+        deleting: meta.deletion_timestamp.is_some(),
+        controlled: meta.controller().is_some(),
         order: u64::try_from(order).unwrap_or(u64::MAX),
         containers: ask
             .containers
@@ -57,18 +62,14 @@ pub fn view(pod: &Pod, dialect: &Dialect) -> PodView {
                 ask,
             })
             .collect(),
-        annotations: annotations
-            .iter()
-            .filter(|(key, _)| key.starts_with("gpu-migrate.io/") || key.starts_with("tencent.com/"))
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
+        annotations,
     }
 }
 
 /// Asks the API server for this node's pods out of turn.
 #[derive(Debug)]
 pub struct ApiLookup {
-    api: Api<DeserializeGuard<Pod>>,
+    api: Api<DeserializeGuard<WatchedPod>>,
     selector: String,
     dialect: Dialect,
 }
@@ -88,7 +89,7 @@ impl PodLookup for ApiLookup {
         match self.api.list(&pending).await {
             Ok(list) => {
                 let pods = list.items.into_iter().filter_map(|guard| guard.0.ok());
-                take_pending(node, pods.map(|pod| view(&pod, &self.dialect)));
+                take_pending(node, pods.map(|pod| view(&pod.view, &self.dialect)));
             }
             Err(error) => tracing::warn!(%error, "pods could not be looked up"),
         }
@@ -123,7 +124,7 @@ impl PodLookup for FileLookup {
 /// Follows the API server's pods of this node, for ever.
 pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
     let dialect = node.with(|state, _| state.settings().dialect.clone());
-    let api: Api<DeserializeGuard<Pod>> = Api::all(client);
+    let api: Api<DeserializeGuard<WatchedPod>> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
     let mut first: Vec<PodView> = Vec::new();
     let handled = watcher(api, config).default_backoff().for_each(|event| {
@@ -137,9 +138,14 @@ pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: Ca
     tokio::select! { () = handled => {}, () = stop.cancelled() => {} }
 }
 
-fn take(event: Event<DeserializeGuard<Pod>>, first: &mut Vec<PodView>, dialect: &Dialect, node: &Node) {
-    let seen = |pod: DeserializeGuard<Pod>| match pod.0 {
-        Ok(pod) => Some(view(&pod, dialect)),
+fn take(
+    event: Event<DeserializeGuard<WatchedPod>>,
+    first: &mut Vec<PodView>,
+    dialect: &Dialect,
+    node: &Node,
+) {
+    let seen = |pod: DeserializeGuard<WatchedPod>| match pod.0 {
+        Ok(pod) => Some(view(&pod.view, dialect)),
         Err(error) => {
             tracing::warn!(%error, "a pod is skipped that cannot be read");
             None
@@ -202,7 +208,10 @@ fn read_file(path: &Path, dialect: &Dialect) -> Result<Vec<PodView>, String> {
     }
     let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
     let list: List = serde_saphyr::from_str(&text).map_err(|e| format!("expected a List of Pods: {e}"))?;
-    Ok(list.items.iter().map(|pod| view(pod, dialect)).collect())
+    // By way of JSON: YAML that is right for a Pod may hold bare numbers where the view expects text.
+    let read = |pod: &Pod| serde_json::from_value::<WatchedPod>(serde_json::to_value(pod)?);
+    let pods = list.items.iter().map(|pod| read(pod).map(|pod| view(&pod.view, dialect)));
+    pods.collect::<Result<_, _>>().map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
@@ -210,18 +219,20 @@ mod tests {
     use super::*;
     use gpu_migrate_model::units::{CardIndex, Cores};
 
+    fn seen(pod: &serde_json::Value) -> PodView {
+        view(&serde_json::from_str(&pod.to_string()).unwrap(), &Dialect::default())
+    }
+
     #[test]
     fn a_pod_is_seen_with_its_reservation() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({
+        let seen = seen(&serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": {
                 "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/predicate-time": "17", "other": "x"},
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {
                 "tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}}}]},
             "status": {"phase": "Pending"}
-        }))
-        .unwrap();
-        let seen = view(&pod, &Dialect::default());
+        }));
         assert_eq!(seen.containers[0].reserved, [CardIndex(3)]);
         assert_eq!(seen.containers[0].ask.demand.cores, Cores(50));
         assert_eq!((seen.order, seen.controlled, seen.annotations.len()), (17, true, 2));
@@ -229,12 +240,10 @@ mod tests {
 
     #[test]
     fn a_static_pod_is_known_by_the_kubelets_uid() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({
+        let seen = seen(&serde_json::json!({
             "metadata": {"name": "p", "uid": "api", "annotations": {"kubernetes.io/config.mirror": "hash"}},
             "spec": {"containers": []}
-        }))
-        .unwrap();
-        let seen = view(&pod, &Dialect::default());
+        }));
         assert_eq!((seen.uid.as_str(), seen.api_uid.as_str()), ("hash", "api"));
     }
 }
