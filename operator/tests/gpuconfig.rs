@@ -44,8 +44,8 @@ impl Stage {
         Self { client, _running: running }
     }
 
-    async fn round(&self) -> BTreeSet<String> {
-        round(&self.client, NAMESPACE, jiff::Timestamp::now()).await.unwrap()
+    async fn reconcile(&self) -> BTreeSet<String> {
+        reconcile(&self.client, NAMESPACE, jiff::Timestamp::now()).await.unwrap()
     }
 
     async fn add_node(&self, name: &str) {
@@ -107,13 +107,13 @@ fn pool(plugin: &str, more: Value) -> Value {
 #[tokio::test]
 async fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     let stage = Stage::start(pool("Bridged", json!({"exporter": "Dcgm"}))).await;
-    assert!(stage.round().await.is_empty());
+    assert!(stage.reconcile().await.is_empty());
     assert!(stage.sets().await.is_empty(), "no node, no DaemonSet");
     assert_eq!(stage.condition("Ready").await.0, "True");
 
     stage.add_node("n1").await;
     stage.add_node("n2").await;
-    assert!(stage.round().await.is_empty());
+    assert!(stage.reconcile().await.is_empty());
     let labels = stage.labels("n1").await;
     assert_eq!((labels["plugin"].as_str(), labels["run-node-agent"].as_str()), ("Bridged", "none"));
     let expected = ["gpu-migrate-bridge", "gpu-migrate-dcgm-exporter", "gpu-migrate-nvidia-plugin-bridged"];
@@ -124,15 +124,15 @@ async fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     let version =
         || async { Api::<Node>::all(stage.client.clone()).get("n1").await.unwrap().resource_version() };
     let before = version().await;
-    stage.round().await;
+    stage.reconcile().await;
     assert_eq!(version().await, before);
 
     let nodes = Api::<Node>::all(stage.client.clone());
     nodes.delete("n1", &DeleteParams::default()).await.unwrap();
-    stage.round().await;
+    stage.reconcile().await;
     assert_eq!(stage.sets().await.len(), 3);
     nodes.delete("n2", &DeleteParams::default()).await.unwrap();
-    stage.round().await;
+    stage.reconcile().await;
     assert!(stage.sets().await.is_empty());
 }
 
@@ -141,7 +141,7 @@ async fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
 async fn a_mode_changes_when_the_last_share_has_left() {
     let stage = Stage::start(pool("Bridged", json!({}))).await;
     stage.add_node("n1").await;
-    stage.round().await;
+    stage.reconcile().await;
     let shadows = Api::<GPUShadow>::all(stage.client.clone());
     let shadow = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "n1"}, "spec": {}});
     json_client::create(&stage.client, "/apis/gpu-migrate.io/v1alpha1/gpushadows", &shadow).await.unwrap();
@@ -156,25 +156,25 @@ async fn a_mode_changes_when_the_last_share_has_left() {
     let patch = json!({"spec": pool("Legacy", json!({}))});
     configs.patch("cluster", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
 
-    stage.round().await;
-    stage.round().await;
+    stage.reconcile().await;
+    stage.reconcile().await;
     let labels = stage.labels("n1").await;
     assert_eq!((labels["plugin"].as_str(), labels["no-new-shares"].as_str()), ("Bridged", "true"));
     assert!(labels.contains_key("run-node-agent"), "{labels:?}");
     let conditions = stage.shadow("n1").await.status.unwrap().conditions;
     let waits = conditions.iter().find(|condition| condition.type_ == "ModeConverged").unwrap();
-    assert_eq!(waits.message, "1 shares are still held; no new one comes, nothing is evicted");
+    assert_eq!(waits.message, "1 shares are still held; no new share is placed, no pod is evicted");
 
     let pods = Api::<Pod>::namespaced(stage.client.clone(), "default");
     pods.delete("shared", &DeleteParams::default().grace_period(0)).await.unwrap();
-    stage.round().await;
+    stage.reconcile().await;
     assert!(stage.labels("n1").await.contains_key("run-node-agent"), "the agent still reports the share");
     let freed = json!({"status": {"cards": [{"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096}]}});
     shadows.patch_status("n1", &PatchParams::default(), &Patch::Merge(&freed)).await.unwrap();
-    stage.round().await;
+    stage.reconcile().await;
     assert!(!stage.labels("n1").await.contains_key("run-node-agent"));
-    stage.round().await;
-    stage.round().await;
+    stage.reconcile().await;
+    stage.reconcile().await;
     let labels = stage.labels("n1").await;
     assert_eq!((labels["plugin"].as_str(), labels["run-nvidia-plugin"].as_str()), ("Legacy", "Legacy"));
     assert!(!labels.contains_key("no-new-shares"), "{labels:?}");
@@ -188,7 +188,7 @@ async fn a_mode_changes_when_the_last_share_has_left() {
 async fn a_bad_template_is_said_and_the_last_good_one_stays() {
     let stage = Stage::start(pool("Shared", json!({}))).await;
     stage.add_node("n1").await;
-    stage.round().await;
+    stage.reconcile().await;
     let image = || async {
         let api = Api::<DaemonSet>::namespaced(stage.client.clone(), NAMESPACE);
         let set = api.get("gpu-migrate-bridge").await.unwrap();
@@ -196,7 +196,7 @@ async fn a_bad_template_is_said_and_the_last_good_one_stays() {
     };
     let good = image().await;
     stage.template("node-agent.yaml", "kind: Deployment").await;
-    assert_eq!(stage.round().await.len(), 1);
+    assert_eq!(stage.reconcile().await.len(), 1);
     let (status, message) = stage.condition("TemplatesValid").await;
     assert_eq!(status, "False");
     assert!(message.contains("key node-agent.yaml: apiVersion is null; expected apps/v1"), "{message}");
@@ -204,7 +204,7 @@ async fn a_bad_template_is_said_and_the_last_good_one_stays() {
     // An owner's own template is taken as it is.
     let own = "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: gpu-migrate-bridge}\nspec:\n  selector: {matchLabels: {a: b}}\n  template:\n    metadata: {labels: {a: b}}\n    spec: {containers: [{name: bridge, image: my/own}]}\n";
     stage.template("node-agent.yaml", own).await;
-    assert!(stage.round().await.is_empty());
+    assert!(stage.reconcile().await.is_empty());
     assert_eq!(
         (image().await.as_str(), stage.condition("TemplatesValid").await.0.as_str()),
         ("my/own", "True")
@@ -222,7 +222,7 @@ async fn an_owners_daemon_set_is_respected_and_said() {
         .await
         .unwrap();
     stage.add_node("n1").await;
-    stage.round().await;
+    stage.reconcile().await;
     assert_eq!(stage.sets().await, ["gpu-migrate-bridge"]);
     assert_eq!(stage.labels("n1").await["no-new-shares"], "true");
     let conditions = stage.shadow("n1").await.status.unwrap().conditions;
@@ -242,7 +242,7 @@ async fn the_driver_comes_before_the_plugins_and_its_failure_is_told() {
         )
         .await;
     stage.add_node("n1").await;
-    stage.round().await;
+    stage.reconcile().await;
     assert!(stage.labels("n1").await.is_empty() && stage.sets().await.is_empty());
     let pod = stage.pod().await;
     assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
@@ -250,7 +250,7 @@ async fn the_driver_comes_before_the_plugins_and_its_failure_is_told() {
     let failed = json!({"phase": "Failed", "containerStatuses": [{"name": "install", "image": "", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"terminated": {"exitCode": 7, "reason": "Error", "message": "no kernel headers"}}}]});
     stage.ends(&pod.name_any(), failed).await;
-    stage.round().await;
+    stage.reconcile().await;
     let install = stage.shadow("n1").await.status.unwrap().driver_install.unwrap();
     assert_eq!(install.phase, InstallPhase::Failed);
     assert_eq!(install.message, "install: Error, exit code 7: no kernel headers");
@@ -258,16 +258,16 @@ async fn the_driver_comes_before_the_plugins_and_its_failure_is_told() {
 
     // Deleting the pod tries again.
     stage.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
-    stage.round().await;
+    stage.reconcile().await;
     let again = stage.pod().await;
     stage.ends(&again.name_any(), json!({"phase": "Succeeded"})).await;
-    stage.round().await;
+    stage.reconcile().await;
     assert_eq!(stage.labels("n1").await["plugin"], "Bridged");
     assert_eq!(
         stage.shadow("n1").await.status.unwrap().driver_install.unwrap().phase,
         InstallPhase::Installed
     );
-    stage.round().await;
+    stage.reconcile().await;
     assert!(
         stage
             .pods()
