@@ -1,8 +1,8 @@
 //! The device IDs of vcuda resources, laid out card by card, so that the kubelet's own books say which card is whose.
 //!
 //! Forms of gpu-manager (`pkg/services/allocator/nvidia/allocator.go`): `tencent.com/vcuda-core-<i>` with 100 a card, and
-//! `tencent.com/vcuda-memory-268435456-<i>` with one for each block. Core *i* is on card *i / 100*; blocks are numbered
-//! through the cards in order. FACTS 2.15 saw the kubelet keep to IDs of the card that it was steered to.
+//! `tencent.com/vcuda-memory-268435456-<i>` with one for each block. Core *i* is on card *i / 100*; each card has a range of
+//! block numbers. A kubelet was seen to allocate the IDs of the card that it was steered to (`tests/cluster`).
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -24,31 +24,49 @@ pub enum SharedResource {
 pub struct Layout {
     core_prefix: String,
     memory_prefix: String,
-    /// First block of each card, and one past the last.
-    block_starts: Vec<u32>,
+    /// The block numbers of each card.
+    blocks: Vec<Range<u32>>,
+    /// The same ranges with their cards, by first number; without empty ones.
+    by_start: Vec<(Range<u32>, CardIndex)>,
 }
 
 impl Layout {
-    /// The numbering for cards with these amounts of memory, in order.
+    /// The numbering for cards with these amounts of memory: blocks are numbered through the cards in order.
     #[must_use]
     pub fn new(dialect: &Dialect, cards: impl IntoIterator<Item = Blocks>) -> Self {
-        let mut block_starts = vec![0];
         let mut end = 0_u32;
-        for blocks in cards {
+        let ranges = cards.into_iter().map(|blocks| {
+            let start = end;
             end = end.saturating_add(blocks.0);
-            block_starts.push(end);
-        }
+            start..end
+        });
+        Self::with_block_ranges(dialect, ranges.collect())
+    }
+
+    /// The numbering in which each card has this range of blocks. Ranges may come in any order and leave gaps: a card keeps its
+    /// range when others come, go or change their size. They must not overlap; where they do, a number is on the card whose range
+    /// starts last.
+    #[must_use]
+    pub fn with_block_ranges(dialect: &Dialect, blocks: Vec<Range<u32>>) -> Self {
+        let mut by_start: Vec<_> = blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, range)| !range.is_empty())
+            .map(|(card, range)| (range.clone(), CardIndex::from(card)))
+            .collect();
+        by_start.sort_by_key(|(range, _)| range.start);
         Self {
             core_prefix: format!("{}-", dialect.cores),
             memory_prefix: format!("{}-{}-", dialect.memory, dialect.mib_per_block << 20),
-            block_starts,
+            blocks,
+            by_start,
         }
     }
 
     /// How many cards it numbers.
     #[must_use]
     pub fn cards(&self) -> usize {
-        self.block_starts.len() - 1
+        self.blocks.len()
     }
 
     /// The numbers of a resource that lie on a card; empty for a card that is not there.
@@ -59,20 +77,18 @@ impl Layout {
         }
         match resource {
             SharedResource::Cores => card.0 * Cores::CARD.0..(card.0 + 1) * Cores::CARD.0,
-            SharedResource::Memory => {
-                self.block_starts[card.position()]..self.block_starts[card.position() + 1]
-            }
+            SharedResource::Memory => self.blocks[card.position()].clone(),
         }
     }
 
-    /// All numbers of a resource.
+    /// From 0 to one past the largest number of a resource. Of blocks some may belong to no card.
     #[must_use]
     pub fn all(&self, resource: SharedResource) -> Range<u32> {
         match resource {
             SharedResource::Cores => {
                 0..u32::try_from(self.cards()).unwrap_or(u32::MAX).saturating_mul(Cores::CARD.0)
             }
-            SharedResource::Memory => 0..self.block_starts.last().copied().unwrap_or(0),
+            SharedResource::Memory => 0..self.blocks.iter().map(|range| range.end).max().unwrap_or(0),
         }
     }
 
@@ -105,22 +121,22 @@ impl Layout {
         if digits.len() > 1 && digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        digits.parse().ok().filter(|number| self.all(resource).contains(number))
+        digits.parse().ok().filter(|number| self.card_of(resource, *number).is_some())
     }
 
     /// The card on which a number lies.
     #[must_use]
     pub fn card_of(&self, resource: SharedResource, number: u32) -> Option<CardIndex> {
-        if !self.all(resource).contains(&number) {
-            return None;
-        }
-        Some(match resource {
-            SharedResource::Cores => CardIndex(number / Cores::CARD.0),
-            SharedResource::Memory => {
-                // The last card that starts at or before the number; cards without memory share a start.
-                CardIndex::from(self.block_starts.partition_point(|start| *start <= number) - 1)
+        match resource {
+            SharedResource::Cores => {
+                self.all(resource).contains(&number).then_some(CardIndex(number / Cores::CARD.0))
             }
-        })
+            SharedResource::Memory => {
+                let after = self.by_start.partition_point(|(range, _)| range.start <= number);
+                let (range, card) = self.by_start.get(after.checked_sub(1)?)?;
+                range.contains(&number).then_some(*card)
+            }
+        }
     }
 }
 
@@ -157,6 +173,17 @@ mod tests {
         ] {
             assert_eq!(layout.number(SharedResource::Cores, id), None, "{id}");
         }
+    }
+
+    #[test]
+    fn a_range_may_lie_anywhere() {
+        let layout =
+            Layout::with_block_ranges(&Dialect::default(), vec![300..620, 0..160, 160..160, 200..300]);
+        let card_of = |number| layout.card_of(SharedResource::Memory, number);
+        assert_eq!([0, 159, 200, 300, 619].map(card_of), [1, 1, 3, 0, 0].map(|card| Some(CardIndex(card))));
+        assert_eq!([160, 199, 620].map(card_of), [None; 3], "a gap is on no card");
+        assert_eq!(layout.number(SharedResource::Memory, "tencent.com/vcuda-memory-268435456-160"), None);
+        assert_eq!(layout.all(SharedResource::Memory), 0..620);
     }
 
     proptest! {

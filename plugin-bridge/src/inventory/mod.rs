@@ -1,5 +1,6 @@
 //! What cards this node has, how they are linked, and how they are: from NVML, or from a file.
 
+pub mod card_map;
 pub mod file;
 pub mod health;
 pub mod nvml;
