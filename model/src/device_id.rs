@@ -56,8 +56,8 @@ impl Layout {
             .collect();
         by_start.sort_by_key(|(range, _)| range.start);
         Self {
-            core_prefix: format!("{}-", dialect.cores),
-            memory_prefix: format!("{}-{}-", dialect.memory, dialect.mib_per_block << 20),
+            core_prefix: dialect.device_id_prefix(SharedResource::Cores),
+            memory_prefix: dialect.device_id_prefix(SharedResource::Memory),
             blocks,
             by_start,
         }
@@ -116,12 +116,7 @@ impl Layout {
     /// The number in a device ID, if it is one of ours and on a card of this node.
     #[must_use]
     pub fn number(&self, resource: SharedResource, id: &str) -> Option<u32> {
-        let digits = id.strip_prefix(self.prefix(resource))?;
-        // One spelling only: "+7" and "07" parse as numbers but were never handed out.
-        if digits.len() > 1 && digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        digits.parse().ok().filter(|number| self.card_of(resource, *number).is_some())
+        number(self.prefix(resource), id).filter(|number| self.card_of(resource, *number).is_some())
     }
 
     /// The card on which a number lies.
@@ -138,6 +133,30 @@ impl Layout {
             }
         }
     }
+}
+
+impl Dialect {
+    fn device_id_prefix(&self, resource: SharedResource) -> String {
+        match resource {
+            SharedResource::Cores => format!("{}-", self.cores),
+            SharedResource::Memory => format!("{}-{}-", self.memory, self.mib_per_block << 20),
+        }
+    }
+
+    /// The number in a device ID of this resource, whether or not a card of this node has it.
+    #[must_use]
+    pub fn device_number(&self, resource: SharedResource, id: &str) -> Option<u32> {
+        number(&self.device_id_prefix(resource), id)
+    }
+}
+
+fn number(prefix: &str, id: &str) -> Option<u32> {
+    let digits = id.strip_prefix(prefix)?;
+    // One spelling only: "+7" and "07" parse as numbers but are never listed.
+    if digits.len() > 1 && digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse().ok()
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ pub const PREDICATE_TIME: &str = "tencent.com/predicate-time";
 pub const GPU_ASSIGNED: &str = "tencent.com/gpu-assigned";
 /// Container annotation of gpu-manager: device nodes, `/dev/nvidia0,/dev/nvidia1`.
 pub const VCUDA_DEVICE: &str = "tencent.com/vcuda-device";
+/// Container annotation in the node agent's answer to Allocate: UUIDs of its cards, comma-separated.
+pub const CARD_UUIDS: &str = "gpu-migrate.io/card-uuids";
 /// Pod annotation of gpu-manager: soft limit of cores.
 pub const VCUDA_CORE_LIMIT: &str = "tencent.com/vcuda-core-limit";
 

@@ -19,10 +19,10 @@ use crate::cluster::publish::Fixed;
 use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::http::{self, Pages};
-use crate::inventory::{self, Inventory, InventoryError};
+use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
-use crate::node::{Node, NodeEvent, Paths, StateError};
+use crate::node::{self, Node, NodeEvent, Paths, StateError};
 use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
@@ -62,7 +62,7 @@ pub enum AgentError {
 /// [`AgentError`].
 pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result<(), AgentError> {
     let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
-    let node = open(&args, &inventory)?;
+    let (node, inventory) = open(&args, inventory)?;
     tracing::info!(
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|state, _| state.grants().count()), "state are open"
@@ -173,21 +173,28 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
 }
 
 /// The books of this node, from what earlier lives and the kubelet left on disk.
-fn open(args: &Args, inventory: &Inventory) -> Result<Arc<Node>, StateError> {
+fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateError> {
     let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
+    let kubelet = args.kubelet_dir.clone();
+    // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
+    // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
+    let state_dir = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
+    let paths = Paths { kubelet, state: state_dir };
+    let deviations = node::read_deviations(&paths)?.data.entries;
+    let resolved = card_map_file::resolve(&paths, &settings.dialect, &deviations, &found.cards);
+    let layout = resolved.layout(&settings.dialect);
+    let inventory = found.arranged(&resolved);
     let mut state = NodeState::new(settings, inventory.cards.clone(), &inventory.topology);
+    state.set_layout(layout);
     state.set_mig_devices(inventory.parts.clone());
     for (position, health) in inventory.health.iter().enumerate() {
         if *health == Health::Unhealthy {
             state.set_health(CardIndex::from(position), *health);
         }
     }
-    let kubelet = args.kubelet_dir.clone();
-    // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
-    // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
-    let state_dir = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
-    let paths = Paths { kubelet, state: state_dir };
-    Node::start(paths, state, inventory.topology.clone(), Metrics::default())
+    state.close_cards(resolved.closed);
+    let node = Node::start(paths, state, inventory.topology.clone(), Metrics::default())?;
+    Ok((node, inventory))
 }
 
 async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {

@@ -50,6 +50,12 @@ impl Paths {
         self.kubelet.join("pod-resources/kubelet.sock")
     }
 
+    /// Which range of device IDs is which card's.
+    #[must_use]
+    pub fn card_map(&self) -> PathBuf {
+        self.state.join(crate::inventory::card_map::FILE_NAME)
+    }
+
     /// Our book of deviations.
     #[must_use]
     pub fn deviations(&self) -> PathBuf {
@@ -364,7 +370,7 @@ struct Read {
     again: bool,
 }
 
-fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {
+pub(crate) fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {
     let path = paths.deviations();
     match std::fs::read(&path) {
         Ok(text) => serde_json::from_slice(&text).map_err(|source| StateError::Content { path, source }),

@@ -72,6 +72,10 @@ pub struct NodeState {
     pub(super) parts: BTreeMap<String, CardIndex>,
     /// Processes that were last seen on each card, in the host's numbering. A witness only: nothing is freed or held by it.
     pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
+    /// Cards of which it is not known for sure who has them, and why: they take nothing new while this process runs.
+    closed: BTreeMap<CardIndex, String>,
+    /// Cards that an owner took out of new allocation.
+    cordoned: BTreeSet<CardIndex>,
     /// Deviations of an earlier life, until the kubelet's book has been read.
     pub(super) journal: Vec<Deviation>,
     pub(super) withdrawn: BTreeMap<String, Millis>,
@@ -117,6 +121,8 @@ impl NodeState {
             upstream: BTreeMap::new(),
             parts: BTreeMap::new(),
             processes: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            cordoned: BTreeSet::new(),
             journal: Vec::new(),
             withdrawn: BTreeMap::new(),
             checkpoint_read_at: None,
@@ -138,6 +144,23 @@ impl NodeState {
     /// Takes over the deviations that an earlier life of this agent wrote down. Before the kubelet's book is read.
     pub fn restore_deviations(&mut self, deviations: Vec<Deviation>) {
         self.journal = deviations;
+    }
+
+    /// Numbers device IDs like this, not card by card. Before anything is observed.
+    pub fn set_layout(&mut self, layout: Layout) {
+        self.layout = layout;
+    }
+
+    /// Takes these cards out of new allocation for as long as this process runs, each for a reason that an owner can read.
+    pub fn close_cards(&mut self, closed: BTreeMap<CardIndex, String>) {
+        self.closed = closed;
+        self.apply_cordons();
+    }
+
+    /// Why a card is closed, if it is.
+    #[must_use]
+    pub fn closed_because(&self, card: CardIndex) -> Option<&str> {
+        self.closed.get(&card).map(String::as_str)
     }
 
     /// Which card each part (MIG device) is on, where its ID does not say.
@@ -217,8 +240,14 @@ impl NodeState {
 
     /// Takes exactly these cards out of new allocation.
     pub fn set_cordoned(&mut self, cards: &BTreeSet<CardIndex>) {
+        self.cordoned.clone_from(cards);
+        self.apply_cordons();
+    }
+
+    fn apply_cordons(&mut self) {
         for card in self.ledger.indexes() {
-            self.ledger.set_cordoned(card, cards.contains(&card));
+            let takes_nothing = self.cordoned.contains(&card) || self.closed.contains_key(&card);
+            self.ledger.set_cordoned(card, takes_nothing);
         }
         self.touch();
         self.freed += 1;

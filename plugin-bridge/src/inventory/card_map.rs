@@ -78,6 +78,8 @@ pub struct Resolved {
     pub closed: BTreeMap<CardIndex, String>,
     /// Cards that the inventory does not have now.
     pub missing: BTreeSet<CardIndex>,
+    /// The map is more than a guess. A guess must not be written down: a later start would believe it.
+    pub known: bool,
 }
 
 impl Resolved {
@@ -96,11 +98,14 @@ impl Resolved {
 
 impl CardMap {
     /// The map for the cards that were found, after an earlier map (`None`: there is none, or it cannot be read) and after what
-    /// containers were given. `found` are the cards of the inventory by minor number, which is the order of new ranges.
+    /// containers were given (`None`: that cannot be read). `found` are the cards of the inventory by minor number, which is the order
+    /// of new ranges.
     #[must_use]
-    pub fn resolve(stored: Option<Self>, evidence: &[Evidence], found: &[Card]) -> Resolved {
+    pub fn resolve(stored: Option<Self>, evidence: Option<&[Evidence]>, found: &[Card]) -> Resolved {
         let mut closed = BTreeMap::new();
-        let mut map = stored.unwrap_or_else(|| Self::rebuild(evidence, found));
+        let known = stored.is_some() || evidence.is_some();
+        let rows = evidence.unwrap_or_default();
+        let mut map = stored.unwrap_or_else(|| Self::rebuild(rows, found));
         let mut missing = BTreeSet::new();
         for (position, range) in map.ranges.iter_mut().enumerate() {
             match found.iter().find(|card| card.uuid == range.card.uuid) {
@@ -116,11 +121,18 @@ impl CardMap {
                 map.push(card.clone());
             }
         }
-        map.compare(evidence, &mut closed);
-        if map.unconfirmed {
-            map.unconfirmed = map.confirm(evidence, &mut closed).is_err();
+        map.compare(rows, &mut closed);
+        match evidence {
+            Some(rows) if map.unconfirmed => map.unconfirmed = map.confirm(rows, &mut closed).is_err(),
+            None if map.unconfirmed => {
+                let why = format!(
+                    "{FILE_NAME} was lost and the kubelet checkpoint cannot be read: it is not known who has this card"
+                );
+                closed = (0..map.ranges.len()).map(|card| (CardIndex::from(card), why.clone())).collect();
+            }
+            _ => {}
         }
-        Resolved { map, closed, missing }
+        Resolved { map, closed, missing, known }
     }
 
     /// The range of a card.
@@ -169,7 +181,7 @@ impl CardMap {
     /// A card whose memory changed needs other block numbers. Those that containers have stay with it until they are gone.
     fn resize(
         &mut self,
-        evidence: &[Evidence],
+        evidence: Option<&[Evidence]>,
         missing: &BTreeSet<CardIndex>,
         closed: &mut BTreeMap<CardIndex, String>,
     ) {
@@ -180,15 +192,22 @@ impl CardMap {
                 continue;
             }
             let numbers = range.block_numbers();
-            let holder = evidence.iter().find(|row| {
-                row.ranges().contains(&position) || row.blocks.iter().any(|block| numbers.contains(block))
+            let holder = evidence.map(|rows| {
+                rows.iter().find(|row| {
+                    row.ranges().contains(&position) || row.blocks.iter().any(|block| numbers.contains(block))
+                })
             });
-            match holder {
-                Some(row) => {
+            let who = match holder {
+                Some(None) => None,
+                Some(Some(row)) => Some(row.holder.as_str()),
+                None => Some("a container that the unreadable kubelet checkpoint may name"),
+            };
+            match who {
+                Some(who) => {
                     let why = format!(
-                        "its memory changed from {} to {wanted} blocks while {} has a share of it; it opens at a start of the node \
+                        "its memory changed from {} to {wanted} blocks while {who} has a share of it; it opens at a start of the node \
                          agent after its holders are gone",
-                        range.blocks, row.holder
+                        range.blocks
                     );
                     closed.insert(position, why);
                 }
@@ -318,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_first_start_numbers_by_minor() {
-        let first = CardMap::resolve(None, &[], &[card("a", 0, 4), card("b", 1, 8)]);
+        let first = CardMap::resolve(None, Some(&[]), &[card("a", 0, 4), card("b", 1, 8)]);
         assert_eq!(uuids(&first), ["a", "b"]);
         assert_eq!(first.map.ranges[1].block_numbers(), 4..12);
         assert!(first.closed.is_empty() && first.missing.is_empty());
@@ -326,13 +345,13 @@ mod tests {
 
     #[test]
     fn a_missing_card_keeps_its_range_and_a_new_one_gets_another() {
-        let first = CardMap::resolve(None, &[], &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)]);
-        let without = CardMap::resolve(Some(first.map), &[], &[card("c", 0, 4), card("d", 1, 4)]);
+        let first = CardMap::resolve(None, Some(&[]), &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)]);
+        let without = CardMap::resolve(Some(first.map), Some(&[]), &[card("c", 0, 4), card("d", 1, 4)]);
         assert_eq!(uuids(&without), ["a", "b", "c", "d"]);
         assert_eq!(without.missing, BTreeSet::from([CardIndex(0), CardIndex(1)]));
         assert_eq!(without.map.ranges[2].card.minor, 0, "what changed of a card is taken over");
         assert_eq!(without.map.ranges[3].block_numbers(), 12..16);
-        let back = CardMap::resolve(Some(without.map), &[], &[card("b", 0, 4), card("c", 1, 4)]);
+        let back = CardMap::resolve(Some(without.map), Some(&[]), &[card("b", 0, 4), card("c", 1, 4)]);
         assert_eq!(back.missing, BTreeSet::from([CardIndex(0), CardIndex(3)]));
         assert!(back.closed.is_empty());
     }
@@ -341,7 +360,8 @@ mod tests {
     fn a_lost_map_is_rebuilt_from_what_containers_were_given() {
         let rows = [row("p/c", 200..250, 8..10, &["c"]), row("q/c", 0..200, 0..8, &["a", "b"])];
         // The minors changed, and b is gone.
-        let rebuilt = CardMap::resolve(None, &rows, &[card("c", 0, 4), card("a", 1, 4), card("d", 2, 4)]);
+        let rebuilt =
+            CardMap::resolve(None, Some(&rows), &[card("c", 0, 4), card("a", 1, 4), card("d", 2, 4)]);
         assert_eq!(uuids(&rebuilt), ["a", "b", "c", "d"]);
         assert_eq!(rebuilt.closed, BTreeMap::new());
         assert_eq!(rebuilt.missing, BTreeSet::from([CardIndex(1)]));
@@ -350,32 +370,46 @@ mod tests {
     #[test]
     fn without_a_map_a_container_that_nothing_tells_of_closes_all_cards() {
         let rows = [row("p/c", 100..150, 0..0, &[])];
-        let rebuilt = CardMap::resolve(None, &rows, &[card("a", 0, 4), card("b", 1, 4)]);
+        let rebuilt = CardMap::resolve(None, Some(&rows), &[card("a", 0, 4), card("b", 1, 4)]);
         assert_eq!(rebuilt.closed.len(), 2);
         assert!(rebuilt.closed[&CardIndex(0)].contains("which card p/c was given"), "{:?}", rebuilt.closed);
     }
 
     #[test]
     fn a_contradiction_closes_both_cards() {
-        let first = CardMap::resolve(None, &[], &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)]);
+        let first = CardMap::resolve(None, Some(&[]), &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)]);
         let rows = [row("p/c", 0..50, 0..1, &["b"])];
-        let again =
-            CardMap::resolve(Some(first.map), &rows, &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)]);
+        let again = CardMap::resolve(
+            Some(first.map),
+            Some(&rows),
+            &[card("a", 0, 4), card("b", 1, 4), card("c", 2, 4)],
+        );
         assert_eq!(again.closed.keys().copied().collect::<Vec<_>>(), [CardIndex(0), CardIndex(1)]);
         assert_eq!(again.closed[&CardIndex(1)], "p/c was given b, but its device IDs belong to a");
     }
 
     #[test]
     fn a_card_of_another_size_is_closed_until_its_holders_are_gone() {
-        let first = CardMap::resolve(None, &[], &[card("a", 0, 4), card("b", 1, 4)]);
+        let first = CardMap::resolve(None, Some(&[]), &[card("a", 0, 4), card("b", 1, 4)]);
         let rows = [row("p/c", 0..50, 0..1, &["a"])];
         let found = [card("a", 0, 6), card("b", 1, 4)];
-        let held = CardMap::resolve(Some(first.map), &rows, &found);
+        let held = CardMap::resolve(Some(first.map), Some(&rows), &found);
         assert_eq!(held.map.ranges[0].block_numbers(), 0..4);
         assert!(held.closed[&CardIndex(0)].contains("from 4 to 6 blocks while p/c"), "{:?}", held.closed);
-        let free = CardMap::resolve(Some(held.map), &[], &found);
+        let free = CardMap::resolve(Some(held.map), Some(&[]), &found);
         assert_eq!(free.map.ranges[0].block_numbers(), 8..14, "other numbers than the neighbour's");
         assert!(free.closed.is_empty());
+    }
+
+    #[test]
+    fn an_unreadable_checkpoint_frees_and_renumbers_nothing() {
+        let found = [card("a", 0, 6), card("b", 1, 4)];
+        let guess = CardMap::resolve(None, None, &found);
+        assert_eq!((guess.closed.len(), guess.known), (2, false));
+        let first = CardMap::resolve(None, Some(&[]), &[card("a", 0, 4), card("b", 1, 4)]);
+        let resized = CardMap::resolve(Some(first.map), None, &found);
+        assert_eq!(resized.closed.keys().copied().collect::<Vec<_>>(), [CardIndex(0)]);
+        assert_eq!(resized.map.ranges[0].block_numbers(), 0..4);
     }
 
     /// One thing that happens between two starts of the agent.
@@ -387,6 +421,8 @@ mod tests {
         Renumber(u64),
         Resize(usize, u32),
         LoseMap,
+        CheckpointUnreadable,
+        CheckpointUnreadableAndMapLost,
         Place { card: usize, cores: u32, blocks: u32, told: bool },
         End(usize),
     }
@@ -399,6 +435,8 @@ mod tests {
             1 => any::<u64>().prop_map(Step::Renumber),
             1 => (0..8_usize, 2..6_u32).prop_map(|(card, blocks)| Step::Resize(card, blocks)),
             1 => Just(Step::LoseMap),
+            1 => Just(Step::CheckpointUnreadable),
+            1 => Just(Step::CheckpointUnreadableAndMapLost),
             6 => (0..8_usize, 10..60_u32, 1..3_u32, prop::bool::weighted(0.95))
                 .prop_map(|(card, cores, blocks, told)| Step::Place { card, cores, blocks, told }),
             3 => (0..8_usize).prop_map(Step::End),
@@ -417,9 +455,10 @@ mod tests {
             let mut made = 4;
             // The card that each container really has, and its row.
             let mut running: Vec<(String, Evidence)> = Vec::new();
-            let mut now = CardMap::resolve(None, &[], &present);
+            let mut now = CardMap::resolve(None, Some(&[]), &present);
             for step in steps {
-                let mut stored = Some(now.map.clone());
+                let mut stored = now.known.then(|| now.map.clone());
+                let readable = !matches!(step, Step::CheckpointUnreadable | Step::CheckpointUnreadableAndMapLost);
                 match step {
                     Step::Vanish(n) if !present.is_empty() => {
                         let gone = present.remove(n % present.len());
@@ -442,7 +481,7 @@ mod tests {
                         let n = n % present.len();
                         present[n].memory_mib = u64::from(blocks) * 256;
                     }
-                    Step::LoseMap => stored = None,
+                    Step::LoseMap | Step::CheckpointUnreadableAndMapLost => stored = None,
                     Step::End(n) if !running.is_empty() => {
                         let n = n % running.len();
                         running.remove(n);
@@ -481,7 +520,7 @@ mod tests {
                     card.minor = minor as u32;
                 }
                 let rows: Vec<Evidence> = running.iter().map(|(_, row)| row.clone()).collect();
-                now = CardMap::resolve(stored, &rows, &present);
+                now = CardMap::resolve(stored, readable.then_some(&*rows), &present);
                 let layout = now.layout(&Dialect::default());
                 for (position, range) in now.map.ranges.iter().enumerate() {
                     let index = CardIndex::from(position);
@@ -503,7 +542,7 @@ mod tests {
             }
             // Liveness: once all containers are gone, every card that is there is open after at most two starts.
             for _ in 0..2 {
-                now = CardMap::resolve(Some(now.map), &[], &present);
+                now = CardMap::resolve(now.known.then_some(now.map), Some(&[]), &present);
             }
             prop_assert!(now.closed.is_empty(), "{:?}", now.closed);
         }

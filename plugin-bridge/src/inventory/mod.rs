@@ -1,6 +1,8 @@
 //! What cards this node has, how they are linked, and how they are: from NVML, or from a file.
 
 pub mod card_map;
+pub mod card_map_file;
+pub mod evidence;
 pub mod file;
 pub mod health;
 pub mod nvml;
@@ -11,10 +13,12 @@ use gpu_migrate_model::card::{Card, Health};
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::CardIndex;
 
+use self::card_map::Resolved;
+
 /// Everything about the cards that does not change while they are there.
 #[derive(Clone, Debug)]
 pub struct Inventory {
-    /// The cards, by minor number; the place in this list is the [`CardIndex`].
+    /// The cards: by minor number as they are found, in the order of their ranges of device IDs once [`arranged`](Inventory::arranged).
     pub cards: Vec<Card>,
     /// How they are linked.
     pub topology: Topology,
@@ -26,6 +30,32 @@ pub struct Inventory {
     pub cuda_version: String,
     /// How the cards are at this moment.
     pub health: Vec<Health>,
+}
+
+impl Inventory {
+    /// The same in the order of the ranges of device IDs, which is that of [`CardIndex`] everywhere else. A card that is missing has its
+    /// place, and is unhealthy.
+    #[must_use]
+    pub fn arranged(self, by: &Resolved) -> Self {
+        let place: Vec<Option<CardIndex>> = by
+            .cards()
+            .iter()
+            .map(|card| self.cards.iter().position(|c| c.uuid == card.uuid).map(CardIndex::from))
+            .collect();
+        let health = place
+            .iter()
+            .map(|at| at.and_then(|at| self.health.get(at.position()).copied()).unwrap_or(Health::Unhealthy));
+        let topology = Topology::from_fn(place.len(), |a, b| {
+            let (a, b) =
+                (place.get(a.position()).copied().flatten(), place.get(b.position()).copied().flatten());
+            a.zip(b).and_then(|(a, b)| self.topology.between(a, b)).unwrap_or(LinkLevel::Sys)
+        });
+        let parts = self.parts.iter().filter_map(|(part, card)| {
+            let now = place.iter().position(|at| at.as_ref() == Some(card))?;
+            Some((part.clone(), CardIndex::from(now)))
+        });
+        Self { health: health.collect(), topology, parts: parts.collect(), cards: by.cards(), ..self }
+    }
 }
 
 /// Why there is no inventory.

@@ -59,7 +59,7 @@ impl Default for AnswerStyle {
 }
 
 /// Where mounts stand for cards; NVIDIA's container toolkit looks for them there.
-const VOLUME_MOUNT_ROOT: &str = "/var/run/nvidia-container-devices";
+pub const VOLUME_MOUNT_ROOT: &str = "/var/run/nvidia-container-devices";
 
 impl AnswerStyle {
     /// The answer for a container that sees no card: it asked for memory without cores.
@@ -111,6 +111,9 @@ impl AnswerStyle {
             answer.devices = device_specs(cards);
         }
         answer.annotations.extend(gpu_manager_annotations(cards, demand));
+        // The kubelet keeps the answer: later starts of the agent check by it which card these device IDs belong to.
+        let uuids: Vec<&str> = cards.iter().map(|(_, card)| card.uuid.as_str()).collect();
+        answer.annotations.insert(names::CARD_UUIDS.to_owned(), uuids.join(","));
         answer
     }
 
