@@ -17,9 +17,12 @@ mod rbac;
 mod rejected;
 mod resources;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use futures::future::LocalBoxFuture;
 use gpu_migrate_cluster_tests::{Cluster, Stage, binaries, diagnose};
 use gpu_migrate_tests::skipped_test;
@@ -82,6 +85,9 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
+/// For one scenario. Its waits have deadlines of their own; this ends what hangs besides.
+const LIMIT: Duration = Duration::from_secs(600);
+
 /// The cluster that all scenarios share.
 enum Shared {
     NotStarted,
@@ -135,13 +141,14 @@ async fn run(scenario: &Scenario, shared: &Mutex<Shared>) -> Result<Completion, 
         Shared::NotStarted => return Err("the cluster is not started".into()),
     };
     let begin = Instant::now();
-    let mut outcome = async {
+    let scenario_steps = async {
         cluster.enter(scenario.stage).await?;
         (scenario.run)(cluster).await?;
         cluster.check_forbidden()?;
         cluster.check()
-    }
-    .await;
+    };
+    let outcome = tokio::time::timeout(LIMIT, scenario_steps).await;
+    let mut outcome = outcome.unwrap_or_else(|_| Err(anyhow!("not done after {LIMIT:?}")));
     if let Err(error) = outcome {
         outcome = Err(error.context(diagnose::dump(cluster).await));
         cluster.mark_unknown();

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::TIMEOUT,
@@ -107,16 +107,17 @@ async fn until<T>(
     what: &str,
     mut poll: impl AsyncFnMut(&Client) -> Result<Seen<T>>,
 ) -> Result<T> {
-    let (client, deadline) = (cluster.client.clone(), Instant::now() + TIMEOUT);
+    let (client, deadline) = (cluster.client.clone(), tokio::time::Instant::now() + TIMEOUT);
+    let mut last = "nothing".to_owned();
     loop {
         cluster.sync_pod_programs().await.with_context(|| format!("while waiting for {what}"))?;
         cluster.check()?;
-        let last = match poll(&client).await {
-            Ok(Seen::Done(value)) => return Ok(value),
-            Ok(Seen::NotYet(text)) => text,
-            Err(error) => format!("{error:#}"),
-        };
-        ensure!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}; last seen: {last}");
+        match tokio::time::timeout_at(deadline, poll(&client)).await {
+            Ok(Ok(Seen::Done(value))) => return Ok(value),
+            Ok(Ok(Seen::NotYet(text))) => last = text,
+            Ok(Err(error)) => last = format!("{error:#}"),
+            Err(_) => bail!("waited {TIMEOUT:?} for {what}; last seen: {last}"),
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
