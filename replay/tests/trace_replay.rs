@@ -113,8 +113,8 @@ fn a_plot_has_a_line_and_a_name_for_every_policy() {
 #[test]
 fn openb_gives_the_published_figures() {
     let Some(folder) = std::env::var_os("GPU_MIGRATE_TRACE_DIR").map(PathBuf::from) else {
-        eprintln!(
-            "SKIPPED: GPU_MIGRATE_TRACE_DIR is not set to a folder with openb_node_list_gpu_node.csv and openb_pod_list_default.csv"
+        gpu_migrate_tests::skipped(
+            "GPU_MIGRATE_TRACE_DIR is not set to a folder with openb_node_list_gpu_node.csv and openb_pod_list_default.csv",
         );
         return;
     };

@@ -300,7 +300,7 @@ async fn a_namespace_takes_what_is_in_it_along() {
 async fn kubectl(running: &Running, arguments: &[&str], stdin: &str) -> Option<(bool, String)> {
     use tokio::io::AsyncWriteExt;
     if Command::new("kubectl").args(["version", "--client"]).output().is_err() {
-        eprintln!("SKIPPED: there is no kubectl on the PATH");
+        gpu_migrate_tests::skipped("there is no kubectl on the PATH");
         return None;
     }
     let folder = tempfile::tempdir().unwrap();

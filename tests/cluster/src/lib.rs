@@ -48,8 +48,6 @@
 //! cgroup v1 (`failCgroupV1: false`); containerd 1.6 loses its support with 1.38. NVIDIA's plugin is v0.19.0, because neither
 //! v0.20.0 nor a dependency of v0.19.1 could be had as Go modules; nor could NVIDIA's mock NVML, so `nvml/nvml.c` stands in.
 
-#![allow(missing_docs)] // TEMPORARY
-
 pub mod audit;
 pub mod binaries;
 pub mod cleanup;
