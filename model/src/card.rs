@@ -43,6 +43,10 @@ pub struct Card {
     pub uuid: String,
     /// Number of the device node `/dev/nvidia<minor>`.
     pub minor: u32,
+    /// NVML's number of the card, by which container runtimes count (`NVIDIA_VISIBLE_DEVICES=0`). Another order than that of the minor
+    /// numbers on some machines, and known on the node alone.
+    #[serde(skip)]
+    pub nvml_index: u32,
     /// Product name, for example `NVIDIA A100-SXM4-80GB`.
     #[serde(default)]
     pub model: String,

@@ -55,10 +55,11 @@ pub fn read(path: &Path) -> Result<Inventory, InventoryError> {
 
 fn parse(text: &str) -> Result<Inventory, String> {
     let file: InventoryFile = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
-    let mut entries = file.cards;
-    entries.sort_by_key(|entry| entry.minor);
+    // The order of the file is NVML's.
+    let mut entries: Vec<(u32, CardEntry)> = (0..).zip(file.cards).collect();
+    entries.sort_by_key(|(_, entry)| entry.minor);
     let (mut uuids, mut minors) = (BTreeSet::new(), BTreeSet::new());
-    for entry in &entries {
+    for (_, entry) in &entries {
         if entry.uuid.is_empty() || !uuids.insert(&entry.uuid) {
             return Err(format!(
                 "cards[].uuid: {:?} is empty or appears twice; expected one UUID a card",
@@ -72,12 +73,13 @@ fn parse(text: &str) -> Result<Inventory, String> {
             ));
         }
     }
-    let health = entries.iter().map(|entry| entry.health).collect();
+    let health = entries.iter().map(|(_, entry)| entry.health).collect();
     let cards: Vec<Card> = entries
         .into_iter()
-        .map(|entry| Card {
+        .map(|(nvml_index, entry)| Card {
             uuid: entry.uuid,
             minor: entry.minor,
+            nvml_index,
             model: entry.model,
             memory_mib: entry.memory_mib,
             bus_id: entry.bus_id,
@@ -114,6 +116,7 @@ mod tests {
         let text = "cards:\n  - {uuid: GPU-b, minor: 1, memoryMiB: 81920, numa: 0}\n  - {uuid: GPU-a, minor: 0, memoryMiB: 81920, numa: 0, health: Unhealthy}\n";
         let inventory = parse(text).unwrap();
         assert_eq!(inventory.cards[0].uuid, "GPU-a");
+        assert_eq!(inventory.cards[0].nvml_index, 1, "the order of the file is NVML's");
         assert_eq!(inventory.health, [Health::Unhealthy, Health::Healthy]);
         assert_eq!(inventory.cards[0].blocks().0, 320);
     }

@@ -59,6 +59,7 @@ fn card(device: &Device<'_>, index: u32) -> Result<Card, InventoryError> {
     Ok(Card {
         uuid: device.uuid().map_err(missing("UUID"))?,
         minor: device.minor_number().map_err(missing("minor number"))?,
+        nvml_index: index,
         model: device.name().unwrap_or_default(),
         memory_mib: memory,
         numa: device.numa_node_id().ok().or_else(|| pci.as_ref().and_then(|p| numa_of(&p.bus_id))),

@@ -27,7 +27,7 @@ pub enum IdStrategy {
     /// By UUID.
     #[default]
     Uuid,
-    /// By its number on the node.
+    /// By NVML's number.
     Index,
 }
 
@@ -72,12 +72,12 @@ impl AnswerStyle {
 
     /// The answer for a container that gets these cards.
     #[must_use]
-    pub fn answer(&self, cards: &[(usize, &Card)], demand: &Demand) -> ContainerAllocateResponse {
+    pub fn answer(&self, cards: &[&Card], demand: &Demand) -> ContainerAllocateResponse {
         let names: Vec<String> = cards
             .iter()
-            .map(|(index, card)| match self.ids {
+            .map(|card| match self.ids {
                 IdStrategy::Uuid => card.uuid.clone(),
-                IdStrategy::Index => index.to_string(),
+                IdStrategy::Index => card.nvml_index.to_string(),
             })
             .collect();
         let mut answer = ContainerAllocateResponse::default();
@@ -112,7 +112,7 @@ impl AnswerStyle {
         }
         answer.annotations.extend(gpu_manager_annotations(cards, demand));
         // The kubelet keeps the answer: later starts of the agent check by it which card these device IDs belong to.
-        let uuids: Vec<&str> = cards.iter().map(|(_, card)| card.uuid.as_str()).collect();
+        let uuids: Vec<&str> = cards.iter().map(|card| card.uuid.as_str()).collect();
         answer.annotations.insert(names::CARD_UUIDS.to_owned(), uuids.join(","));
         answer
     }
@@ -141,8 +141,8 @@ impl AnswerStyle {
 }
 
 /// The nodes of these cards and of the driver.
-fn device_specs(cards: &[(usize, &Card)]) -> Vec<DeviceSpec> {
-    let own = cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor));
+fn device_specs(cards: &[&Card]) -> Vec<DeviceSpec> {
+    let own = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor));
     let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"].map(str::to_owned);
     own.chain(shared)
         .map(|path| DeviceSpec { host_path: path.clone(), container_path: path, permissions: "rwm".into() })
@@ -150,9 +150,8 @@ fn device_specs(cards: &[(usize, &Card)]) -> Vec<DeviceSpec> {
 }
 
 /// Container annotations that gpu-manager writes (`pkg/types/types.go`) and its client side reads.
-fn gpu_manager_annotations(cards: &[(usize, &Card)], demand: &Demand) -> BTreeMap<String, String> {
-    let nodes =
-        cards.iter().map(|(_, card)| format!("/dev/nvidia{}", card.minor)).collect::<Vec<_>>().join(",");
+fn gpu_manager_annotations(cards: &[&Card], demand: &Demand) -> BTreeMap<String, String> {
+    let nodes = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor)).collect::<Vec<_>>().join(",");
     BTreeMap::from([
         (names::VCUDA_DEVICE.to_owned(), nodes),
         ("tencent.com/vcuda-core".to_owned(), demand.cores.0.to_string()),
@@ -166,13 +165,14 @@ mod tests {
     use gpu_migrate_model::units::{Blocks, Cores};
 
     fn answer(style: &AnswerStyle) -> ContainerAllocateResponse {
-        let cards = [("GPU-a", 3), ("GPU-b", 5)].map(|(uuid, minor)| Card {
+        let cards = [("GPU-a", 3, 7), ("GPU-b", 5, 0)].map(|(uuid, minor, nvml_index)| Card {
             uuid: uuid.into(),
             minor,
+            nvml_index,
             ..Card::default()
         });
         let demand = Demand { cores: Cores(200), blocks: Blocks(80), legacy: 0 };
-        style.answer(&[(3, &cards[0]), (5, &cards[1])], &demand)
+        style.answer(&[&cards[0], &cards[1]], &demand)
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(uuid.annotations["tencent.com/vcuda-device"], "/dev/nvidia3,/dev/nvidia5");
         assert_eq!(uuid.annotations["tencent.com/vcuda-memory"], "21474836480");
         let index = answer(&AnswerStyle { ids: IdStrategy::Index, ..AnswerStyle::default() });
-        assert_eq!(index.envs["NVIDIA_VISIBLE_DEVICES"], "3,5");
+        assert_eq!(index.envs["NVIDIA_VISIBLE_DEVICES"], "7,0", "NVML's numbers, not the minor ones");
     }
 
     #[test]

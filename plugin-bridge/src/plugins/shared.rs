@@ -172,15 +172,10 @@ impl SharedPlugin {
     fn answer(&self, granted: &SharedGrant, ids: &[String]) -> ContainerAllocateResponse {
         self.node.with(|state, _| {
             let ledger = state.ledger();
-            let cards: Vec<_> = granted
-                .cards
-                .iter()
-                .filter_map(|index| Some((index.position(), ledger.card(*index)?)))
-                .collect();
+            let cards: Vec<_> = granted.cards.iter().filter_map(|index| ledger.card(*index)).collect();
             match self.resource {
                 SharedResource::Cores => {
                     let mut answer = self.config.style.answer(&cards, &granted.demand);
-                    let cards: Vec<_> = cards.iter().map(|(_, card)| *card).collect();
                     let share = Share { demand: granted.demand, cards: &cards, key: &key(ids) };
                     self.config.isolation.shape(&share, &mut answer);
                     answer
