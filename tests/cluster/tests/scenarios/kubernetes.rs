@@ -46,7 +46,7 @@ pub(crate) async fn the_observer_reports_a_pod_that_sets_its_own_cards(cluster: 
 
     let report = observer.finish().await?;
     let [owner, intruder] = ["owner", "intruder"].map(|pod| format!("{namespace}/{pod}/main"));
-    let shared = Violation::NotExclusive { card: card.clone(), holders: vec![owner, intruder.clone()] };
+    let shared = Violation::NotExclusive { card: card.clone(), holders: vec![intruder.clone(), owner] };
     let unentitled = Violation::WrongCards { container: intruder, entitled: 0, sees: vec![card] };
     let seen: Vec<&Violation> = report.violations.keys().collect();
     ensure!(seen == [&shared, &unentitled], "reported: {seen:?}");
