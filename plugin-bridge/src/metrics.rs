@@ -1,4 +1,4 @@
-//! What is counted: `gpu_migrate_bridge_…` in the OpenMetrics text form.
+//! What is counted: `gpu_migrate_node_agent_…` in the OpenMetrics text form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let metrics = Self {
-            registry: Arc::new(Mutex::new(Registry::with_prefix("gpu_migrate_bridge"))),
+            registry: Arc::new(Mutex::new(Registry::with_prefix("gpu_migrate_node_agent"))),
             allocations: Family::default(),
             allocate_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             substitutions: Counter::default(),

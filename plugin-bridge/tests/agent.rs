@@ -71,7 +71,7 @@ async fn a_refusal_names_the_whole_share_in_either_order() {
     // No card has 50 cores left; each has memory enough.
     for (name, order) in [("late", [(CORE, 50), (MEMORY, 20)]), ("later", [(MEMORY, 20), (CORE, 50)])] {
         let refusal = machine.kubelet.admit(name, "main", false, &order).await.unwrap_err();
-        let told = format!("{}: no card of this node has room for 50 cores and 20 blocks", order[0].0);
+        let told = format!("{}: no card of this node has 50 cores and 20 blocks free", order[0].0);
         assert!(refusal.message().contains(&told), "{refusal}");
     }
 }

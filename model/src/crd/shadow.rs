@@ -98,7 +98,7 @@ pub struct GPUShadowStatus {
     /// The operator's last run of the owner's driver installer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_install: Option<DriverInstall>,
-    /// The agent's: `Ready`, `Drift`, `LegacyBridged`. The operator's, where they apply: `ExternalComponents`,
+    /// The agent's: `Ready`, `Drift`, `NvidiaPluginRegistered`. The operator's, where they apply: `ExternalComponents`,
     /// `PluginConflict`, `DriverMatches`, `DriverInstalled`, `ModeConverged`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

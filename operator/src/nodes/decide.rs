@@ -166,7 +166,7 @@ fn conflict(mode: PluginMode, serving: &[&External<'_>], shadow: Option<&GPUShad
         return None;
     }
     let bridged = shadow.into_iter().flat_map(|shadow| &shadow.conditions);
-    let bridged = bridged.into_iter().any(|c| c.type_ == "LegacyBridged" && c.status == "True");
+    let bridged = bridged.into_iter().any(|c| c.type_ == "NvidiaPluginRegistered" && c.status == "True");
     serving.iter().find_map(|set| {
         let name = &set.name;
         set.roles.iter().find_map(|role| match role {

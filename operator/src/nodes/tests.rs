@@ -267,7 +267,7 @@ fn two_plugins_for_the_same_cards_are_a_conflict_and_close_the_node_to_shares() 
     ));
     // As soon as the agent has it behind itself, the node opens.
     case.shadow = Some(shadow(
-        json!({"conditions": [{"type": "LegacyBridged", "status": "True", "reason": "", "message": "", "lastTransitionTime": "2026-11-21T12:00:00Z"}]}),
+        json!({"conditions": [{"type": "NvidiaPluginRegistered", "status": "True", "reason": "", "message": "", "lastTransitionTime": "2026-11-21T12:00:00Z"}]}),
     ));
     assert_eq!(
         shown(&case.plan(Some(&bridged), &node(&[])).labels),

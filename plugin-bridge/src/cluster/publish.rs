@@ -59,7 +59,7 @@ pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String
     status.conditions = vec![
         condition("Ready", true, "Serving", "the node agent keeps the state of this node"),
         condition(
-            "LegacyBridged",
+            "NvidiaPluginRegistered",
             !bridged.is_empty(),
             if bridged.is_empty() { "NotRegistered" } else { "Registered" },
             &if bridged.is_empty() {
@@ -146,7 +146,7 @@ impl Publisher {
             self.touch_node(freed).await?;
             self.freed = freed;
         }
-        for note in self.node.with(|state, _| state.notes()) {
+        for note in self.node.with(|state, _| state.missing_annotations()) {
             if let Err(error) = self.annotate(&note).await {
                 tracing::warn!(pod = %format!("{}/{}", note.namespace, note.name), %error, "pod was not annotated");
             }

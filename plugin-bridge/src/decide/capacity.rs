@@ -1,4 +1,4 @@
-//! Where a share finds room: whether the devices asked for will do, and which cards to try if not.
+//! Free capacity for a share: whether the requested devices fit, and which cards to try if not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use super::plan::Plan;
 use super::{NodeState, PodView};
 
 impl NodeState {
-    /// Whether the devices asked for are on cards that can take the whole container.
-    pub(super) fn fits_as_asked(
+    /// Whether the requested devices are on cards that fit the whole container.
+    pub(super) fn fits_as_requested(
         &self,
         resource: SharedResource,
         plan: &Plan,
@@ -27,14 +27,14 @@ impl NodeState {
             SharedResource::Memory => cards.len() > plan.width(),
         };
         if spread {
-            return Err(format!("the devices asked for are spread over {} cards", cards.len()));
+            return Err(format!("the requested devices are on {} cards", cards.len()));
         }
-        if let Some(bound) = &plan.bound {
+        if let Some(partner) = &plan.partner_cards {
             let same = match resource {
-                SharedResource::Cores => cards.iter().eq(bound),
-                SharedResource::Memory => cards.iter().all(|card| bound.contains(card)),
+                SharedResource::Cores => cards.iter().eq(partner),
+                SharedResource::Memory => cards.iter().all(|card| partner.contains(card)),
             };
-            return if same { Ok(()) } else { Err("its other resource is on another card".into()) };
+            return if same { Ok(()) } else { Err("its other vcuda resource is on another card".into()) };
         }
         let whole = plan.demand.cores.whole_cards();
         if let Some(card) = cards.iter().find(|card| !self.shareable(**card)) {
@@ -42,8 +42,8 @@ impl NodeState {
         }
         let views = self.views(plan.candidate.as_ref(), Reservations::Ignore);
         for view in cards.iter().filter_map(|card| views.get(card.position())) {
-            // What the init containers of the same pod hand on is counted as free by `views`; the ledger has the last word
-            // about this resource, so only the *other* resource's room is looked at here.
+            // `views` counts the devices of the pod's own init containers as free; the ledger decides about this resource, so only
+            // the *other* resource is compared here.
             let transferable = keys.iter().any(|k| self.owner.contains_key(k));
             let (cores, blocks) = (plan.demand.cores, plan.demand.blocks);
             let fits = match (resource, whole) {
@@ -53,13 +53,13 @@ impl NodeState {
                 (SharedResource::Memory, None) => view.cores_left >= cores,
             };
             if !fits {
-                return Err(format!("{} has {} and {} left", view.index, view.cores_left, view.blocks_left));
+                return Err(format!("{} has {} and {} free", view.index, view.cores_left, view.blocks_left));
             }
         }
         Ok(())
     }
 
-    /// Sets of cards to try, best first. Memory goes where its cores are; cores may go elsewhere, and their memory follows.
+    /// Sets of cards to try, best first. Memory goes to the cards of its cores; cores may go to others, and their memory follows.
     pub(super) fn choices(
         &self,
         resource: SharedResource,
@@ -68,10 +68,10 @@ impl NodeState {
         offered: Option<&BTreeSet<u32>>,
     ) -> Vec<Vec<CardIndex>> {
         let mut choices = Vec::new();
-        match &plan.bound {
-            Some(bound) if resource == SharedResource::Memory => return vec![bound.clone()],
-            // Not the cards of a half that somebody else has left behind.
-            Some(bound) if bound.len() == plan.width() => choices.push(bound.clone()),
+        match &plan.partner_cards {
+            Some(cards) if resource == SharedResource::Memory => return vec![cards.clone()],
+            // Not the cards of a partner whose container was refused.
+            Some(cards) if cards.len() == plan.width() => choices.push(cards.clone()),
             _ => {}
         }
         if !must.is_empty() {
@@ -79,13 +79,13 @@ impl NodeState {
             return choices;
         }
         let Demand { cores, blocks, .. } = plan.demand;
-        let offers = |views: &mut Vec<CardView>| {
+        let limit_to_offered = |views: &mut Vec<CardView>| {
             let Some(offered) = offered else { return };
             for view in views {
-                let there = offered.range(self.layout.numbers(resource, view.index)).count();
+                let count = offered.range(self.layout.numbers(resource, view.index)).count();
                 match resource {
-                    SharedResource::Cores => view.cores_left = view.cores_left.min(Cores(there as u32)),
-                    SharedResource::Memory => view.blocks_left = view.blocks_left.min(Blocks(there as u32)),
+                    SharedResource::Cores => view.cores_left = view.cores_left.min(Cores(count as u32)),
+                    SharedResource::Memory => view.blocks_left = view.blocks_left.min(Blocks(count as u32)),
                 }
                 if view.cores_left < Cores::CARD && view.state == CardState::Free {
                     view.state = CardState::Shared;
@@ -93,7 +93,7 @@ impl NodeState {
             }
         };
         let mut views = self.views(plan.candidate.as_ref(), Reservations::Ignore);
-        offers(&mut views);
+        limit_to_offered(&mut views);
         let fits = |card: &CardIndex| {
             views.get(card.position()).is_some_and(|v| match cores.whole_cards() {
                 Some(_) => v.is_free(),
@@ -105,7 +105,7 @@ impl NodeState {
         }
         for reservations in [Reservations::Respect, Reservations::Ignore] {
             let mut views = self.views(plan.candidate.as_ref(), reservations);
-            offers(&mut views);
+            limit_to_offered(&mut views);
             let tree = evaluate::with_free(&self.tree, &views);
             choices.extend(evaluate::cards_for(&views, &tree, cores, blocks, CardOrder::Binpack));
         }
@@ -113,20 +113,20 @@ impl NodeState {
         choices
     }
 
-    /// The cards as one container sees them: what init containers of its own pod hand on counts as room; what the
-    /// extender has reserved for others does not, where reservations are respected.
-    fn views(&self, for_whom: Option<&HolderId>, reservations: Reservations) -> Vec<CardView> {
+    /// The cards as one container sees them: devices of its own pod's init containers count as free; what the extender has
+    /// reserved for others does not, where reservations are respected.
+    fn views(&self, container: Option<&HolderId>, reservations: Reservations) -> Vec<CardView> {
         let mut views = self.ledger.view();
         for view in &mut views {
             if !self.shareable(view.index) {
                 view.state = CardState::Cordoned;
             }
         }
-        if let Some(pod) = for_whom.and_then(|h| self.pods.get(&h.pod_uid)) {
+        if let Some(pod) = container.and_then(|h| self.pods.get(&h.pod_uid)) {
             self.add_transferable(&mut views, pod);
         }
         if reservations == Reservations::Respect {
-            for (card, (cores, blocks)) in self.reserved_for_others(for_whom) {
+            for (card, (cores, blocks)) in self.reserved_for_others(container) {
                 if let Some(view) = views.get_mut(card.position()) {
                     view.cores_left = view.cores_left.saturating_sub(cores);
                     view.blocks_left = view.blocks_left.saturating_sub(blocks);
@@ -162,12 +162,15 @@ impl NodeState {
         }
     }
 
-    /// What pending pods are about to take of each card, by the extender's choice.
-    pub(super) fn reserved_for_others(&self, but: Option<&HolderId>) -> BTreeMap<CardIndex, (Cores, Blocks)> {
+    /// What the extender has reserved of each card for pending pods.
+    pub(super) fn reserved_for_others(
+        &self,
+        except: Option<&HolderId>,
+    ) -> BTreeMap<CardIndex, (Cores, Blocks)> {
         let mut reserved: BTreeMap<CardIndex, (Cores, Blocks)> = BTreeMap::new();
         let granted = self.grants_by_container();
         for (pod, container) in self.pending_shared() {
-            if but.is_some_and(|h| h.pod_uid == pod.uid) {
+            if except.is_some_and(|h| h.pod_uid == pod.uid) {
                 continue;
             }
             let count = u32::try_from(container.reserved.len().max(1)).unwrap_or(1);
@@ -214,7 +217,7 @@ impl NodeState {
             let take = each.min(column.len()).min(count - picked.len());
             picked.extend(column.drain(..take));
         }
-        // Cards that had less than their part are made up for by the others.
+        // Where a card has less than its part, the others give more.
         picked.extend(columns.into_iter().flatten().take(count - picked.len()).collect::<Vec<_>>());
         picked
     }

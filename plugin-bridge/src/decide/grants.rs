@@ -1,4 +1,4 @@
-//! Grants: what the kubelet was promised for one resource of one container.
+//! Grants: one resource of one container, as answered to an Allocate or observed in the kubelet checkpoint.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use gpu_migrate_model::ledger::HolderId;
 
 use super::Millis;
 
-/// A resource that the kubelet asks us for.
+/// A resource that the agent serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// One of the two vcuda resources.
@@ -20,11 +20,9 @@ pub enum Resource {
 /// One device ID. Legacy IDs (`GPU-…`, `GPU-…::n`, `MIG-…`) are unique across resources.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKey {
-    /// Number of a core.
     Core(u32),
-    /// Number of a memory block.
     Block(u32),
-    /// ID of NVIDIA's plugin.
+    /// An ID of NVIDIA's plugin.
     Legacy(Arc<str>),
 }
 
@@ -38,7 +36,7 @@ impl DeviceKey {
         }
     }
 
-    /// Its number, if it is one of this resource.
+    /// Its number, where it is of this resource.
     #[must_use]
     pub const fn number(&self, resource: SharedResource) -> Option<u32> {
         match (self, resource) {
@@ -50,49 +48,47 @@ impl DeviceKey {
     }
 }
 
-/// Names a grant for as long as this process lives.
+/// Identifies a grant within this process; later grants have greater ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId(pub u64);
 
-/// One promise.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Of which resource.
     pub resource: Resource,
-    /// What the kubelet asked for and has in its book.
+    /// What the kubelet requested and has in its checkpoint.
     pub requested: BTreeSet<DeviceKey>,
-    /// What the container really got. The same, but for deviations.
+    /// What the container got: the same, unless the grant deviates.
     pub actual: BTreeSet<DeviceKey>,
-    /// Who has it in the ledger: the container, or a stand-in until the kubelet's book says who it is.
+    /// The holder in the ledger: the container, or a placeholder until the kubelet names it.
     pub holder: HolderId,
-    /// The kubelet's book has named the holder.
+    /// The kubelet has named the holder.
     pub confirmed: bool,
-    /// Given to the kubelet as an answer in this life, not only found in a book.
+    /// Answered to an Allocate by this process, not only observed.
     pub answered: bool,
-    /// Whom it was probably for, until confirmed.
+    /// The container that it is probably for, until confirmed.
     pub candidate: Option<HolderId>,
     /// The grant of the other vcuda resource that goes into the same container, where the pod is not known.
     pub partner: Option<GrantId>,
-    /// When it was made (or found).
+    /// When it was made or observed.
     pub since: Millis,
-    /// Since when the kubelet's book, read whole, does not list it.
+    /// Since when the kubelet checkpoint does not list it.
     pub absent_since: Option<Millis>,
     /// Since when the API says that its pod is gone.
     pub gone_since: Option<Millis>,
 }
 
 impl Grant {
-    /// A promise of `actual` for what the kubelet asked for, for nobody known yet.
+    /// A grant of `actual` for what the kubelet requested, with no known container yet.
     #[must_use]
     pub fn new(
         resource: Resource,
-        kubelet: BTreeSet<DeviceKey>,
+        requested: BTreeSet<DeviceKey>,
         actual: BTreeSet<DeviceKey>,
         since: Millis,
     ) -> Self {
         Self {
             resource,
-            requested: kubelet,
+            requested,
             actual,
             holder: HolderId::new("?", "?"),
             confirmed: false,
@@ -111,25 +107,31 @@ impl Grant {
         Self { holder, confirmed: true, ..self }
     }
 
-    /// It is known whose it is, or was: by the kubelet's book, or by what an earlier life knew.
+    /// Its container is known, from the kubelet or from an earlier process.
     #[must_use]
     pub const fn is_known(&self) -> bool {
         self.confirmed || !self.answered && self.candidate.is_some()
     }
 
-    /// It is known, if only by an earlier life, to be another's than `holder`'s.
+    /// Its container is known, and is another than `holder`.
     #[must_use]
     pub fn belongs_to_another(&self, holder: &HolderId) -> bool {
         self.is_known() && self.holder_or_candidate() != Some(holder)
     }
 
-    /// The answer differed from the question.
+    /// The container got other devices than the kubelet requested.
     #[must_use]
     pub fn deviates(&self) -> bool {
         self.requested != self.actual
     }
 
-    /// The container that it is for, as far as known.
+    /// Both were made for the same devices of the same resource.
+    #[must_use]
+    pub fn is_same_request(&self, other: &Self) -> bool {
+        self.resource == other.resource && self.requested == other.requested
+    }
+
+    /// The container that has it, else the one that it is probably for.
     #[must_use]
     pub fn holder_or_candidate(&self) -> Option<&HolderId> {
         if self.confirmed { Some(&self.holder) } else { self.candidate.as_ref() }

@@ -1,7 +1,7 @@
-//! NVIDIA's resources: which cards the kubelet may be offered, and what is given when it asks for another.
+//! NVIDIA's resources: which devices are available, and what is granted when the kubelet requests others.
 //!
-//! The stock plugin knows nothing of shared pods, and keeps no allocation state of its own (it answers for any ID it
-//! lists), so other devices may be put in place of those that the kubelet asked for.
+//! The stock plugin has no information about shared pods, and keeps no allocation state (it answers for any ID it lists), so
+//! it can be called for other devices than the kubelet requested.
 
 use std::collections::BTreeSet;
 
@@ -13,36 +13,33 @@ use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::shared::AllocateError;
 use super::{Millis, NodeState, UpstreamDevice};
 
-/// What the kubelet was promised of one of NVIDIA's resources.
+/// The answer to an Allocate of one of NVIDIA's resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyGrant {
-    /// The promise.
     pub grant: GrantId,
-    /// The devices to ask NVIDIA's plugin for, in the kubelet's order as far as they are the kubelet's.
+    /// The devices to call NVIDIA's plugin with; requested ones keep their place.
     pub devices: Vec<String>,
-    /// They are not those that the kubelet asked for; this must be on disk before the answer.
+    /// They are not those that the kubelet requested; this must be on disk before the answer is sent.
     pub deviates: bool,
-    /// This answer was given before: nothing changed.
+    /// The same request was answered before: nothing changed.
     pub repeated: bool,
 }
 
 impl NodeState {
-    /// Takes what NVIDIA's plugin lists for a resource now; `None` when the plugin is gone.
+    /// What NVIDIA's plugin lists for a resource now; `None` when the plugin is gone.
     pub fn observe_upstream(&mut self, resource: &str, devices: Option<Vec<UpstreamDevice>>) {
         match devices {
             Some(devices) => self.upstream.insert(resource.into(), devices),
             None => self.upstream.remove(resource),
         };
-        self.touch();
+        self.mark_changed();
     }
 
-    /// The devices out of the kubelet's offer that NVIDIA's plugin may choose from.
-    ///
-    /// Cards that the extender has reserved for shared pods on their way are kept back as long as enough others are left.
+    /// The devices, of those available to the kubelet, that NVIDIA's plugin may choose from. Cards that the extender has reserved
+    /// for pending shared pods are left out as long as enough others remain.
     #[must_use]
     pub fn available_legacy(&self, offered: &[String], must: &[String], size: usize) -> Vec<String> {
-        let nobody = HolderId::new("?", "?");
-        let open = |id: &&String| must.contains(id) || self.may_take(&nobody, id, None);
+        let open = |id: &&String| must.contains(id) || self.is_available(id, None);
         let open: Vec<&String> = offered.iter().filter(open).collect();
         let reserved = self.reserved_cards();
         let keep_back = |id: &&&String| match self.card_of(&DeviceKey::Legacy(id.as_str().into())) {
@@ -53,17 +50,17 @@ impl NodeState {
         if unreserved.len() >= size { unreserved } else { open.into_iter().cloned().collect() }
     }
 
-    /// Answers an Allocate of one of NVIDIA's resources: which devices to ask its plugin for.
+    /// Answers an Allocate of one of NVIDIA's resources: which devices to call its plugin with.
     ///
     /// # Errors
-    /// [`AllocateError`]; the books are as they were, but the resource is withdrawn for a moment.
+    /// [`AllocateError`]; nothing has changed, but the resource is withdrawn for a moment.
     pub fn allocate_legacy(
         &mut self,
         resource: &str,
         ids: &[String],
         now: Millis,
     ) -> Result<LegacyGrant, AllocateError> {
-        if !self.opened {
+        if !self.is_ready() {
             return Err(AllocateError::NotReady { resource: resource.to_owned() });
         }
         let kind = Resource::Legacy(resource.into());
@@ -73,14 +70,14 @@ impl NodeState {
             let devices = if deviates { self.ids_of(&grant.actual) } else { ids.to_vec() };
             return Ok(LegacyGrant { grant: id, devices, deviates, repeated: true });
         }
-        let as_asked = Grant::new(kind.clone(), keys.clone(), keys.clone(), now);
-        let why = match self.allocate(as_asked.clone()) {
+        let as_requested = Grant::new(kind.clone(), keys.clone(), keys.clone(), now);
+        let why = match self.allocate(as_requested.clone()) {
             Ok(grant) => {
                 return Ok(LegacyGrant { grant, devices: ids.to_vec(), deviates: false, repeated: false });
             }
             Err(why) => why,
         };
-        if let Some(devices) = self.substitutes(resource, ids, &as_asked) {
+        if let Some(devices) = self.substitutes(resource, ids, &as_requested) {
             let actual = devices.iter().map(|id| DeviceKey::Legacy(id.as_str().into())).collect();
             if let Ok(grant) = self.allocate(Grant::new(kind, keys, actual, now)) {
                 return Ok(LegacyGrant { grant, devices, deviates: true, repeated: false });
@@ -94,20 +91,20 @@ impl NodeState {
         })
     }
 
-    /// NVIDIA's plugin is gone: what it listed stays known, and may not be handed out.
+    /// NVIDIA's plugin is gone: what it listed stays listed, as unhealthy.
     pub fn upstream_lost(&mut self, resource: &str) {
         for device in self.upstream.get_mut(resource).into_iter().flatten() {
             device.healthy = false;
         }
-        self.touch();
+        self.mark_changed();
     }
 
-    /// Withdraws a resource for a moment: whoever asks for it now would run into the same failure.
+    /// Withdraws a resource for a moment: another Allocate would fail in the same way.
     pub fn withdraw_resource(&mut self, resource: &str, now: Millis) {
         self.withdraw(resource, now);
     }
 
-    /// The devices that were really given where the kubelet has these in its book.
+    /// The devices that were granted where the kubelet has these in its checkpoint.
     #[must_use]
     pub fn actual_devices(&self, resource: &str, ids: &[String]) -> Vec<String> {
         let kind = Resource::Legacy(resource.into());
@@ -116,62 +113,57 @@ impl NodeState {
         grant.filter(|g| g.deviates()).map_or_else(|| ids.to_vec(), |g| self.ids_of(&g.actual))
     }
 
-    /// The card on which a device lies, if it is one of this node's.
-    #[must_use]
-    pub fn card_of_device(&self, key: &DeviceKey) -> Option<CardIndex> {
-        self.card_of(key)
-    }
-
-    /// Takes a promise back whose answer was never given.
+    /// Rolls back a grant whose answer was never sent.
     pub fn roll_back(&mut self, grant: GrantId) {
         self.release(grant);
     }
 
-    /// The devices asked for, with others in the place of those that cannot be had.
-    fn substitutes(&self, resource: &str, ids: &[String], asked: &Grant) -> Option<Vec<String>> {
-        let nobody = HolderId::new("?", "?");
+    /// The requested devices, with others in the place of those that are not available.
+    fn substitutes(&self, resource: &str, ids: &[String], requested: &Grant) -> Option<Vec<String>> {
         let reserved = self.reserved_cards();
-        let in_kubelets_book: BTreeSet<&DeviceKey> =
-            self.grants.values().flat_map(|g| &g.requested).collect();
+        let in_checkpoint: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.requested).collect();
         let mut spare: Vec<(bool, bool, CardIndex, &UpstreamDevice)> = self
             .upstream
             .get(resource)?
             .iter()
             .filter(|device| device.healthy && !ids.iter().any(|id| **id == *device.id))
-            .filter(|device| self.may_take(&nobody, &device.id, None))
+            .filter(|device| self.is_available(&device.id, None))
             .filter_map(|device| {
                 let key = DeviceKey::Legacy(device.id.clone());
                 let card = self.card_of(&key)?;
-                // One that is promised to nobody, not even in the kubelet's book, surprises the least.
-                Some((reserved.contains(&card), in_kubelets_book.contains(&key), card, device))
+                // Unreserved ones first, and those that no other grant has in the kubelet checkpoint.
+                Some((reserved.contains(&card), in_checkpoint.contains(&key), card, device))
             })
             .collect();
         spare.sort_by(|a, b| (a.0, a.1, a.2, &a.3.id).cmp(&(b.0, b.1, b.2, &b.3.id)));
         let mut spare = spare.into_iter().map(|(.., device)| device.id.to_string());
         ids.iter()
-            .map(|id| if self.may_take(&nobody, id, Some(asked)) { Some(id.clone()) } else { spare.next() })
+            .map(|id| if self.is_available(id, Some(requested)) { Some(id.clone()) } else { spare.next() })
             .collect()
     }
 
-    /// Whether a legacy container could have this device by the ledger, and by who owns the device now.
-    fn may_take(&self, who: &HolderId, id: &str, asked: Option<&Grant>) -> bool {
+    /// Whether a new legacy container could have this device, by the ledger and by the device's owner.
+    fn is_available(&self, id: &str, requested: Option<&Grant>) -> bool {
         let key = DeviceKey::Legacy(id.into());
         let owner = self.owner.get(&key);
-        match (owner, asked) {
-            (Some(owner), Some(asked)) if !self.may_transfer_devices(*owner, asked, asked.since) => {
+        match (owner, requested) {
+            (Some(owner), Some(new)) if !self.may_transfer_devices(*owner, new, new.since) => {
                 return false;
             }
-            // Somebody has it who will hand it on: the ledger cannot be asked before he has.
+            // Its owner will change: the ledger has no answer before that.
             (Some(_), Some(_)) => return true,
             (Some(_), None) => return false,
             (None, _) => {}
         }
         let Some(card) = self.card_of(&key) else { return true };
         self.ledger.state(card) != CardState::Disputed
-            && self.ledger.may_hold(who, card, &Hold::Legacy(vec![self.slot(id, card)])).is_ok()
+            && self
+                .ledger
+                .may_hold(&HolderId::new("?", "?"), card, &Hold::Legacy(vec![self.slot(id, card)]))
+                .is_ok()
     }
 
-    /// Cards that pending shared pods are about to come to.
+    /// Cards that are reserved for pending shared pods.
     fn reserved_cards(&self) -> BTreeSet<CardIndex> {
         self.reserved_for_others(None).into_keys().collect()
     }

@@ -1,20 +1,24 @@
 //! What the node agent decides, without any I/O: calls and observations go in, answers and changes come out.
 //!
-//! The state is [`NodeState`]: grants (which devices the kubelet was promised, and which were really given), the model's
+//! The state is [`NodeState`]: grants (which devices the kubelet requested, and which the container was given), the model's
 //! [`Ledger`](gpu_migrate_model::ledger::Ledger) over them, and what is known of pods, cards and NVIDIA's plugin. The
-//! services around it take one short lock, call one method, and do what it says.
+//! services around it take one short lock, call one method, and do what it returns.
 //!
 //! Accounting is **by device ID**: every ID has at most one owner, so a card's shares cannot add up to more than the
-//! card. Whose ID it is may be learnt late and corrected without moving anything.
+//! card. The container that has an ID may be learnt late and corrected without moving anything.
 
 mod capacity;
+mod checkpoint_state;
 mod colocation;
+mod deviations;
 mod devices;
+mod drift;
 mod grants;
+mod ingest;
 mod legacy;
-mod observe;
 mod plan;
 mod pods;
+mod release;
 mod report;
 mod shared;
 mod state;
@@ -23,12 +27,13 @@ mod tests;
 
 pub use colocation::StartRefusal;
 pub use devices::{ListedDevice, Listing};
+pub use drift::Drift;
 pub use grants::{DeviceKey, Grant, GrantId, Resource};
 pub use legacy::LegacyGrant;
 pub use pods::{ContainerView, PodPhase, PodView};
-pub use report::{Drift, PodAnnotations};
+pub use report::PodAnnotations;
 pub use shared::{AllocateError, SharedGrant};
 pub use state::{NodeState, Settings, UpstreamDevice};
 
-/// Milliseconds on a clock that only goes forward; the caller's.
+/// Milliseconds on a monotonic clock of the caller's.
 pub type Millis = u64;

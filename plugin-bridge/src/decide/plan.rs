@@ -1,4 +1,4 @@
-//! For whom an allocation of a vcuda resource probably is.
+//! The container that an Allocate of a vcuda resource is probably for (it does not say).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,25 +10,23 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use super::grants::{DeviceKey, GrantId, Resource};
 use super::{ContainerView, Millis, NodeState, PodPhase, PodView};
 
-/// The kubelet asks for a container's second resource milliseconds after the first; we may wait in between.
+/// The kubelet requests a container's second resource milliseconds after the first; the agent may wait in between.
 const PAIR_WINDOW: Millis = 3_000;
 
-/// For whom an allocation probably is, and where it should go.
+/// The container that an Allocate is probably for, and where its devices should be.
 pub(super) struct Plan {
-    /// The container.
     pub(super) candidate: Option<HolderId>,
-    /// What was promised of the container's other resource.
+    /// The grant of the container's other vcuda resource.
     pub(super) partner: Option<GrantId>,
-    /// What the container wants in all, as far as known.
+    /// What the container requests in all, as far as known.
     pub(super) demand: Demand,
-    /// The partner's cards.
-    pub(super) bound: Option<Vec<CardIndex>>,
-    /// The extender's choice.
+    pub(super) partner_cards: Option<Vec<CardIndex>>,
+    /// The cards that the extender chose.
     pub(super) reserved: Vec<CardIndex>,
 }
 
 impl Plan {
-    /// A partner that only seems to be one: nobody is known who wants both.
+    /// The partner is a guess: no known container requests both.
     pub(super) fn is_partner_guessed(&self) -> bool {
         self.partner.is_some() && self.candidate.is_none()
     }
@@ -39,7 +37,7 @@ impl Plan {
     }
 }
 
-/// What each container was promised so far: its cores, its memory.
+/// The grants of each container: cores, memory.
 pub(super) struct GrantIndex<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 2]>);
 
 impl GrantIndex<'_> {
@@ -49,11 +47,11 @@ impl GrantIndex<'_> {
         container: &ContainerView,
         resource: SharedResource,
     ) -> Option<GrantId> {
-        self.0.get(&(pod.uid.as_str(), container.ask.name.as_str()))?[place(resource)]
+        self.0.get(&(pod.uid.as_str(), container.ask.name.as_str()))?[index(resource)]
     }
 }
 
-const fn place(resource: SharedResource) -> usize {
+const fn index(resource: SharedResource) -> usize {
     match resource {
         SharedResource::Cores => 0,
         SharedResource::Memory => 1,
@@ -61,7 +59,7 @@ const fn place(resource: SharedResource) -> usize {
 }
 
 impl NodeState {
-    /// Looked up once for a decision: every waiting container is compared with it.
+    /// Built once for a decision: every pending container is looked up in it.
     pub(super) fn grants_by_container(&self) -> GrantIndex<'_> {
         let mut granted = HashMap::with_capacity(self.grants.len());
         for (id, grant) in &self.grants {
@@ -70,13 +68,13 @@ impl NodeState {
                 let slots: &mut [Option<GrantId>; 2] =
                     granted.entry((holder.pod_uid.as_str(), holder.container.as_str())).or_default();
                 // The first of several.
-                slots[place(*resource)].get_or_insert(*id);
+                slots[index(*resource)].get_or_insert(*id);
             }
         }
         GrantIndex(granted)
     }
 
-    /// Pending containers that still want this much of this resource, likeliest first.
+    /// Pending containers that request this much of this resource and have no grant of it, likeliest first.
     fn candidates(
         &self,
         granted: &GrantIndex<'_>,
@@ -88,14 +86,14 @@ impl NodeState {
             .filter(|(_, container)| amount(resource, &container.ask.demand) as usize == size)
             .filter(|(pod, container)| granted.of(pod, container, resource).is_none())
             .collect();
-        // The kubelet finishes a container before it begins another, and pods in the order in which they came.
+        // The kubelet finishes one container before the next, and admits pods in order.
         found.sort_by_key(|(pod, container)| {
             (granted.of(pod, container, other(resource)).is_none(), pod.order, pod.name.as_str())
         });
         found
     }
 
-    /// Containers of pods that the kubelet may be admitting, and that ask for vcuda resources.
+    /// Containers with vcuda requests, of pods that the kubelet may be admitting.
     pub(super) fn pending_shared(&self) -> impl Iterator<Item = (&PodView, &ContainerView)> {
         self.pods
             .pods
@@ -105,18 +103,18 @@ impl NodeState {
             .filter(|(_, container)| container.ask.demand.is_shared())
     }
 
-    /// Whether a pending container is known that wants this much. If not, the pod may not have been seen yet.
+    /// Whether a pending container is known that requests this much. If not, its pod may not have been seen yet.
     #[must_use]
     pub fn has_candidate(&self, resource: SharedResource, size: usize) -> bool {
         let granted = self.grants_by_container();
         match self.unpaired_grant(resource) {
-            Some(open) => !self.completing(&granted, open, resource, size).is_empty(),
+            Some(first) => !self.completing(&granted, first, resource, size).is_empty(),
             None => !self.candidates(&granted, resource, size).is_empty(),
         }
     }
 
-    /// For whom this probably is. Devices that an init container hands on name the pod; else the container whose first
-    /// resource was answered just now gets its second; else it is the likeliest of those that wait.
+    /// The container that this is probably for. Devices of an init container identify the pod; else it is the second resource of
+    /// the container whose first was granted just now; else of the likeliest pending one.
     pub(super) fn plan(
         &self,
         resource: SharedResource,
@@ -129,42 +127,42 @@ impl NodeState {
             let uid = &grant.holder_or_candidate()?.pod_uid;
             self.pods.get(uid).is_some_and(|p| !p.phase.terminal()).then(|| uid.clone())
         });
-        let open = self.unpaired_grant(resource);
+        let first = self.unpaired_grant(resource);
         let granted = &self.grants_by_container();
-        if let Some(plan) =
-            open.and_then(|open| self.plan_second_resource(granted, open, resource, size, of_pod.as_deref()))
+        if let Some(plan) = first
+            .and_then(|first| self.plan_second_resource(granted, first, resource, size, of_pod.as_deref()))
         {
             return plan;
         }
-        let half = |pod: &PodView, container: &ContainerView| granted.of(pod, container, other(resource));
+        let partner = |pod: &PodView, container: &ContainerView| granted.of(pod, container, other(resource));
         let candidates = self.candidates(granted, resource, size);
         let chosen = of_pod
             .and_then(|uid| candidates.iter().find(|(pod, _)| pod.uid == uid))
-            .or_else(|| candidates.iter().find(|(pod, c)| half(pod, c).is_some()))
+            .or_else(|| candidates.iter().find(|(pod, c)| partner(pod, c).is_some()))
             .or_else(|| {
                 candidates
                     .iter()
                     .find(|(_, c)| !on.is_empty() && c.reserved.iter().copied().eq(on.iter().copied()))
             })
             .or_else(|| candidates.first());
-        match (chosen, open) {
-            (Some((pod, container)), _) => self.plan_for(pod, container, half(pod, container)),
-            (None, Some(open)) => self.plan_with_partner(open, resource, size),
+        match (chosen, first) {
+            (Some((pod, container)), _) => self.plan_for(pod, container, partner(pod, container)),
+            (None, Some(first)) => self.plan_with_partner(first, resource, size),
             (None, None) => self.plan_unattributed(resource, size),
         }
     }
 
-    /// The plan for the second resource of the container whose first was just answered, if one is known that wants both.
+    /// The plan for the second resource of the container whose first was granted just now, if one is known that requests both.
     fn plan_second_resource(
         &self,
         granted: &GrantIndex<'_>,
-        open: GrantId,
+        first: GrantId,
         resource: SharedResource,
         size: usize,
         of_pod: Option<&str>,
     ) -> Option<Plan> {
-        let grant = &self.grants[&open];
-        let completing = self.completing(granted, open, resource, size);
+        let grant = &self.grants[&first];
+        let completing = self.completing(granted, first, resource, size);
         let cards = self.cards_of(&grant.actual);
         let chosen = match of_pod {
             Some(uid) => completing.iter().find(|(pod, _)| pod.uid == uid),
@@ -174,7 +172,7 @@ impl NodeState {
                 .or_else(|| completing.iter().find(|(_, c)| c.reserved.iter().eq(cards.iter())))
                 .or_else(|| completing.first()),
         };
-        chosen.map(|(pod, container)| self.plan_for(pod, container, Some(open)))
+        chosen.map(|(pod, container)| self.plan_for(pod, container, Some(first)))
     }
 
     fn plan_for(&self, pod: &PodView, container: &ContainerView, partner: Option<GrantId>) -> Plan {
@@ -182,29 +180,29 @@ impl NodeState {
             candidate: Some(HolderId::new(&pod.uid, &container.ask.name)),
             partner,
             demand: container.ask.demand,
-            bound: partner.map(|p| self.cards_of(&self.grants[&p].actual).into_iter().collect()),
+            partner_cards: partner.map(|p| self.cards_of(&self.grants[&p].actual).into_iter().collect()),
             reserved: container.reserved.clone(),
         }
     }
 
-    /// No known pod wants this at all: then it is likely the other half of what was answered just now.
-    fn plan_with_partner(&self, open: GrantId, resource: SharedResource, size: usize) -> Plan {
-        let grant = &self.grants[&open];
+    /// No known pod requests this: then it probably is the second resource of what was granted just now.
+    fn plan_with_partner(&self, partner: GrantId, resource: SharedResource, size: usize) -> Plan {
+        let grant = &self.grants[&partner];
         let (first, second) = (self.demand_of(grant), one(resource, size));
         Plan {
             candidate: None,
-            partner: Some(open),
+            partner: Some(partner),
             demand: Demand {
                 cores: first.cores + second.cores,
                 blocks: first.blocks + second.blocks,
                 legacy: 0,
             },
-            bound: Some(self.cards_of(&grant.actual).into_iter().collect()),
+            partner_cards: Some(self.cards_of(&grant.actual).into_iter().collect()),
             reserved: Vec::new(),
         }
     }
 
-    /// The plan for something of which only the size is known.
+    /// The plan where only the size is known.
     pub(super) fn plan_unattributed(&self, resource: SharedResource, size: usize) -> Plan {
         let mut demand = one(resource, size);
         let per_card = self.ledger.indexes().filter_map(|c| self.ledger.card(c)).map(|c| c.blocks().0).max();
@@ -212,37 +210,37 @@ impl NodeState {
             // More memory than a card has goes with whole cards.
             demand.cores = Cores(Cores::CARD.0 * demand.blocks.0.div_ceil(per_card.max(1)));
         }
-        Plan { candidate: None, partner: None, demand, bound: None, reserved: Vec::new() }
+        Plan { candidate: None, partner: None, demand, partner_cards: None, reserved: Vec::new() }
     }
 
-    /// The latest promise not taken up yet, if it is of the other resource.
+    /// The latest unconfirmed grant, if it is of the other resource.
     ///
-    /// The kubelet asks for both resources of a container in a row: so this is probably a half of the container that is being
-    /// admitted now. It may also be what a container left behind that was refused its other resource; nothing but places
-    /// depends on it, because memory follows its cores once both are named.
+    /// The kubelet requests both resources of a container one after the other: so this is probably of the container that is
+    /// being admitted now. It may also be of a container that was refused its other resource; only the choice of cards depends on
+    /// it, because memory is moved to its cores once both are confirmed.
     fn unpaired_grant(&self, resource: SharedResource) -> Option<GrantId> {
         let waiting = self.grants.iter().filter(|(_, grant)| grant.answered && !grant.confirmed);
         let (id, latest) = waiting.max_by_key(|(id, grant)| (grant.since, **id))?;
-        // A half that was given up is not waited for.
+        // An older one belongs to a container whose admission failed.
         let recent = self.clock.saturating_sub(latest.since) <= PAIR_WINDOW;
         (recent && latest.resource == Resource::Shared(other(resource))).then_some(*id)
     }
 
-    /// Pending containers that the open half and this much of the other resource make complete.
+    /// Pending containers whose requests are this unpaired grant and this much of the other resource.
     fn completing(
         &self,
         granted: &GrantIndex<'_>,
-        open: GrantId,
+        first: GrantId,
         resource: SharedResource,
         size: usize,
     ) -> Vec<(&PodView, &ContainerView)> {
-        let first = self.grants[&open].requested.len();
+        let first_size = self.grants[&first].requested.len();
         let mut found: Vec<_> = self
             .pending_shared()
             .filter(|(_, c)| amount(resource, &c.ask.demand) as usize == size)
-            .filter(|(_, c)| amount(other(resource), &c.ask.demand) as usize == first)
+            .filter(|(_, c)| amount(other(resource), &c.ask.demand) as usize == first_size)
             .filter(|(pod, c)| granted.of(pod, c, resource).is_none())
-            .filter(|(pod, c)| granted.of(pod, c, other(resource)).is_none_or(|id| id == open))
+            .filter(|(pod, c)| granted.of(pod, c, other(resource)).is_none_or(|id| id == first))
             .collect();
         found.sort_by_key(|(pod, _)| (pod.order, pod.name.as_str()));
         found

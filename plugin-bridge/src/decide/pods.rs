@@ -14,16 +14,13 @@ pub enum PodPhase {
     /// Bound, and not all containers have started yet.
     #[default]
     Pending,
-    /// At least one container runs or will run again.
     Running,
-    /// All containers ended well.
     Succeeded,
-    /// All containers ended, or the kubelet refused the pod.
+    /// All containers terminated, or the kubelet rejected the pod.
     Failed,
 }
 
 impl PodPhase {
-    /// No container of it runs, and none ever will.
     #[must_use]
     pub const fn terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
@@ -46,19 +43,16 @@ pub struct PodView {
     pub uid: String,
     /// The UID in the API (another one only for static pods).
     pub api_uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Where it is in its life.
     pub phase: PodPhase,
     /// `status.reason`, for example `UnexpectedAdmissionError`.
     pub reason: String,
-    /// Its deletion was asked for.
+    /// Has a `deletionTimestamp`.
     pub deleting: bool,
-    /// Something other than a person made it, and will make it again.
+    /// Has a controller, which will re-create it.
     pub controlled: bool,
-    /// What the kubelet's admission follows: the extender's time (nanoseconds), else creation.
+    /// The order in which the kubelet admits pods: `predicate-time` (nanoseconds), else creation.
     pub order: u64,
     /// Init containers and sidecars in order, then app containers.
     pub containers: Vec<ContainerView>,
@@ -67,21 +61,19 @@ pub struct PodView {
 }
 
 impl PodView {
-    /// The container of this name.
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|c| c.ask.name == name)
     }
 }
 
-/// Pods of the API, and the kubelet's own last word.
+/// The API's pods, and the kubelet's latest pod-resources list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodTable {
     /// By the kubelet's UID.
     pub(super) pods: BTreeMap<String, PodView>,
-    /// When all pods of the node were last seen at once.
+    /// When all pods of the node were last listed at once.
     replaced: Option<Millis>,
-    /// Pods that left the API: name, and whether they were seen to end first.
     departed: BTreeMap<String, Departed>,
     listed: Option<Listed>,
 }
@@ -90,11 +82,12 @@ pub(super) struct PodTable {
 struct Departed {
     namespace: String,
     name: String,
-    ended: bool,
+    /// Seen to terminate before it left.
+    terminated: bool,
     at: Millis,
 }
 
-/// A pod-resources List, indexed for "does the kubelet still list it".
+/// A pod-resources list, indexed for "does the kubelet still list it".
 #[derive(Clone, Debug, Default)]
 struct Listed {
     at: Millis,
@@ -102,11 +95,10 @@ struct Listed {
     device_owner: BTreeMap<String, (String, String)>,
 }
 
-/// How many pods that left are remembered by name.
+/// How many departed pods are kept.
 const DEPARTED_KEPT: usize = 1024;
 
 impl PodTable {
-    /// Takes the complete set of the node's pods.
     pub(super) fn replace(&mut self, pods: Vec<PodView>, now: Millis) {
         let fresh: BTreeMap<String, PodView> = pods.into_iter().map(|p| (p.uid.clone(), p)).collect();
         for (uid, old) in std::mem::take(&mut self.pods) {
@@ -118,12 +110,11 @@ impl PodTable {
         self.replaced = Some(now);
     }
 
-    /// Takes one pod's new state.
     pub(super) fn upsert(&mut self, pod: PodView) {
         self.pods.insert(pod.uid.clone(), pod);
     }
 
-    /// Takes the news that a pod left the API.
+    /// The pod left the API.
     pub(super) fn remove(&mut self, uid: &str, now: Millis) {
         if let Some(old) = self.pods.remove(uid) {
             self.record_departure(uid.to_owned(), &old, now);
@@ -135,14 +126,14 @@ impl PodTable {
             let oldest = self.departed.iter().min_by_key(|(_, d)| d.at).map(|(uid, _)| uid.clone());
             oldest.map(|uid| self.departed.remove(&uid));
         }
-        let ended = old.phase.terminal();
+        let terminated = old.phase.terminal();
         self.departed.insert(
             uid,
-            Departed { namespace: old.namespace.clone(), name: old.name.clone(), ended, at: now },
+            Departed { namespace: old.namespace.clone(), name: old.name.clone(), terminated, at: now },
         );
     }
 
-    /// Takes a pod-resources List that was asked for at `at`.
+    /// A pod-resources list that was requested at `at`.
     pub(super) fn listed(&mut self, rows: &[ContainerDevices], at: Millis) {
         let mut listed = Listed { at, ..Listed::default() };
         for row in rows {
@@ -163,7 +154,7 @@ impl PodTable {
         self.pods.get(uid)
     }
 
-    /// Namespace and name of a pod, also of one that left.
+    /// Namespace and name of a pod, also of a departed one.
     pub(super) fn name_of(&self, uid: &str) -> Option<(&str, &str)> {
         match self.pods.get(uid) {
             Some(p) => Some((&p.namespace, &p.name)),
@@ -174,7 +165,7 @@ impl PodTable {
         }
     }
 
-    /// The API's word about a pod whose devices were promised at `since`: absent, or terminal. `None` while it cannot be told.
+    /// Whether the API says that a pod with a grant of `since` is absent or terminal. `None` while that is not known.
     ///
     /// The kubelet may be ahead of our watch: a pod that was never seen is absent only if all pods were seen since, or if
     /// it stays unseen for the grace period.
@@ -189,12 +180,12 @@ impl PodTable {
         (replaced > since || now.saturating_sub(since) >= grace).then_some(true)
     }
 
-    /// All pods were seen at once after `since`.
+    /// All pods were listed at once after `since`.
     pub(super) fn relisted_since(&self, since: Millis) -> bool {
         self.replaced.is_some_and(|at| at > since)
     }
 
-    /// Known to have been here and to be gone.
+    /// It was on this node, and is terminal or gone from the API.
     pub(super) fn has_departed(&self, uid: &str) -> bool {
         match self.pods.get(uid) {
             Some(pod) => pod.phase.terminal(),
@@ -202,7 +193,7 @@ impl PodTable {
         }
     }
 
-    /// A pod that was never seen has been found to be gone: rows about it that linger are not believed again.
+    /// A pod that was never seen was found to be gone: checkpoint rows about it are stale.
     pub(super) fn record_gone(&mut self, uid: &str, now: Millis) {
         if !self.pods.contains_key(uid) && !self.departed.contains_key(uid) {
             self.record_departure(
@@ -213,13 +204,12 @@ impl PodTable {
         }
     }
 
-    /// Left the API without having been seen to end: deleted with force, its containers may still run.
+    /// Left the API without having been seen to terminate: its containers may still run.
     fn force_deleted_at(&self, uid: &str) -> Option<Millis> {
-        self.departed.get(uid).filter(|d| !d.ended).map(|d| d.at)
+        self.departed.get(uid).filter(|d| !d.terminated).map(|d| d.at)
     }
 
-    /// The kubelet's word, by pod-resources: whether it lists these devices for this pod. `None` where it was not asked
-    /// after `since`.
+    /// Whether pod-resources lists these devices for this pod. `None` where it was not requested after `since`.
     pub(super) fn listed_by_kubelet<'a>(
         &self,
         uid: &str,
@@ -232,12 +222,12 @@ impl PodTable {
                 let pod = (namespace.to_owned(), name.to_owned());
                 listed.by_pod.contains(&pod) && ids.any(|id| listed.device_owner.get(id) == Some(&pod))
             }
-            // A pod whose name was never learnt: any lister of its devices may be it.
+            // The name of this pod is not known: any pod with its devices may be it.
             None => ids.any(|id| listed.device_owner.contains_key(id)),
         })
     }
 
-    /// Whether a pod deleted with force has had its time to end.
+    /// Whether the containers of a pod that was deleted with force have had time to terminate.
     pub(super) fn force_delete_grace_elapsed(&self, uid: &str, now: Millis, grace: Millis) -> bool {
         self.force_deleted_at(uid).is_none_or(|at| now.saturating_sub(at) >= grace)
     }

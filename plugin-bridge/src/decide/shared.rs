@@ -1,10 +1,10 @@
-//! vcuda resources: to which card the kubelet is steered, and what is done when it goes elsewhere.
+//! vcuda resources: which devices are preferred, and what is granted when the kubelet requests others.
 //!
-//! `Allocate` does not say for whom it is. The kubelet admits one container after the other, and asks for a container's two
-//! resources one right after the other, in either order. So the pending container whose size fits is the candidate, and what the
-//! first resource decided binds the second ([`plan`](super::plan)). Whose it was is confirmed later, by device ID; accounting
-//! never depends on the guess, and a container starts only when its own memory and cores are together
-//! ([`together`](super::colocation)).
+//! `Allocate` does not say which container it is for. The kubelet admits one container after the other, and requests a container's
+//! two resources one right after the other, in either order. So the pending container whose size fits is the candidate, and the
+//! cards of the first resource decide those of the second ([`plan`](super::plan)). The holder is confirmed later, by device ID;
+//! accounting never depends on the candidate, and a container starts only when its memory and cores are colocated
+//! ([`colocation`](super::colocation)).
 
 use std::collections::BTreeSet;
 
@@ -17,57 +17,44 @@ use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::plan::Plan;
 use super::{Millis, NodeState};
 
-/// What the kubelet was promised of a vcuda resource.
+/// The answer to an Allocate of a vcuda resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedGrant {
-    /// The promise.
     pub grant: GrantId,
-    /// The cards that the container gets, whatever the kubelet asked for.
+    /// The cards that the container gets, whatever the kubelet requested.
     pub cards: Vec<CardIndex>,
     /// What the container gets of them in all, as far as known.
     pub demand: Demand,
-    /// Whom it is probably for.
+    /// The container that it is probably for.
     pub candidate: Option<HolderId>,
-    /// The answer, or where the container's other resource is now, differs from the question, and must be on disk first.
+    /// This grant, or the container's other one now, deviates: it must be on disk before the answer is sent.
     pub deviates: bool,
-    /// This answer was given before: nothing changed.
+    /// The same request was answered before: nothing changed.
     pub repeated: bool,
 }
 
 /// Why an Allocate cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// The kubelet asks for an ID that this node does not list.
-    #[error("{resource}: device {id:?} is not one of this node's")]
-    UnknownDevice {
-        /// The resource.
-        resource: String,
-        /// The ID.
-        id: String,
-    },
-    /// What was given out before this process started is not known yet.
-    #[error("{resource}: the kubelet's checkpoint could not be read yet, so nothing is given out")]
-    NotReady {
-        /// The resource.
-        resource: String,
-    },
-    /// No card can take it. The resource is withdrawn for a moment, so that nothing else runs into the same.
-    #[error("{resource}: no card of this node has room for {asked} ({why})")]
+    #[error("{resource}: device {id:?} is not listed by this node")]
+    UnknownDevice { resource: String, id: String },
+    /// What was allocated before this process started is not known yet.
+    #[error("{resource}: the kubelet checkpoint could not be read yet, so nothing is allocated")]
+    NotReady { resource: String },
+    /// The resource is withdrawn for a moment, so that no other pod fails in the same way.
+    #[error("{resource}: no card of this node has {asked} free ({why})")]
     NoFreeCapacity {
-        /// The resource.
         resource: String,
-        /// What the container asks for in all, where it is known: either resource may be asked for first, and it may be the other that
-        /// no card has.
+        /// What the container requests in all, where known: either resource may be requested first, and it may be the other that no
+        /// card has free.
         asked: String,
-        /// Why the card of the devices asked for cannot take it.
+        /// Why the requested devices cannot be granted.
         why: String,
     },
 }
 
 impl NodeState {
-    /// Which of the offered devices the kubelet should take.
-    ///
-    /// The answer is a hint: less than asked for is filled up by the kubelet.
+    /// Which of the available devices the kubelet should allocate. It fills up an answer with too few.
     #[must_use]
     pub fn preferred_shared(
         &self,
@@ -93,7 +80,7 @@ impl NodeState {
     /// Answers an Allocate of a vcuda resource.
     ///
     /// # Errors
-    /// [`AllocateError`]; the books are as they were, but the resource is withdrawn for a moment.
+    /// [`AllocateError`]; nothing has changed, but the resource is withdrawn for a moment.
     pub fn allocate_shared(
         &mut self,
         resource: SharedResource,
@@ -102,7 +89,7 @@ impl NodeState {
     ) -> Result<SharedGrant, AllocateError> {
         self.clock = now;
         let name = self.resource_name(&Resource::Shared(resource)).to_owned();
-        if !self.opened {
+        if !self.is_ready() {
             return Err(AllocateError::NotReady { resource: name });
         }
         let mut asked = BTreeSet::new();
@@ -121,7 +108,7 @@ impl NodeState {
         let mut outcome = self.attempt(resource, &plan, &keys, now);
         let mut demand = plan.demand;
         if outcome.is_err() && plan.is_partner_guessed() {
-            // Then it is of another container after all.
+            // Then it is for another container.
             let alone = self.plan_unattributed(resource, keys.len());
             outcome = self.attempt(resource, &alone, &keys, now);
             demand = alone.demand;
@@ -132,11 +119,10 @@ impl NodeState {
         })
     }
 
-    /// What the plan's container gets: devices of the card that the extender chose for it, else what was asked for, else
-    /// devices of another card.
+    /// Grants devices of the card that the extender chose, else the requested ones, else devices of another card.
     ///
-    /// The kubelet asks for others than the extender's where it has not heard yet that those are free. Granting them would be
-    /// safe here, but the extender may have promised that card to a pod that is on its way.
+    /// The kubelet requests devices of other cards than the extender's where it does not know yet that those are free. Granting
+    /// them would be safe here, but the extender may have chosen their card for another pending pod.
     fn attempt(
         &mut self,
         resource: SharedResource,
@@ -145,7 +131,7 @@ impl NodeState {
         now: Millis,
     ) -> Result<SharedGrant, String> {
         let transferable = keys.iter().any(|key| self.owner.contains_key(key));
-        if plan.bound.is_none() && !transferable && !self.cards_of(keys).iter().eq(&plan.reserved) {
+        if plan.partner_cards.is_none() && !transferable && !self.cards_of(keys).iter().eq(&plan.reserved) {
             let choices = self.choices(resource, plan, &BTreeSet::new(), None);
             let reserved = choices.first().filter(|choice| **choice == plan.reserved);
             if let Some(granted) =
@@ -154,8 +140,8 @@ impl NodeState {
                 return Ok(granted);
             }
         }
-        let as_asked = self.fits_as_asked(resource, plan, keys);
-        let why = match as_asked.and_then(|()| self.make(resource, plan, keys, keys.clone(), now)) {
+        let as_requested = self.fits_as_requested(resource, plan, keys);
+        let why = match as_requested.and_then(|()| self.grant(resource, plan, keys, keys.clone(), now)) {
             Ok(granted) => return Ok(granted),
             Err(why) => why,
         };
@@ -163,7 +149,7 @@ impl NodeState {
         choices.iter().find_map(|cards| self.substitute(resource, plan, keys, cards, now)).ok_or(why)
     }
 
-    /// Devices of these cards in place of those asked for.
+    /// Grants devices of these cards in place of the requested ones.
     fn substitute(
         &mut self,
         resource: SharedResource,
@@ -182,10 +168,10 @@ impl NodeState {
             return None;
         }
         let actual = picked.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
-        self.make(resource, plan, keys, actual, now).ok()
+        self.grant(resource, plan, keys, actual, now).ok()
     }
 
-    /// The same question gets the same answer, as long as it keeps the container together.
+    /// The same request gets the same answer, as long as the container's two resources stay colocated.
     fn repeat_answer(
         &mut self,
         resource: SharedResource,
@@ -194,38 +180,38 @@ impl NodeState {
         now: Millis,
     ) -> Option<SharedGrant> {
         let (id, _) = self.repeated_request(&Resource::Shared(resource), keys)?;
-        if plan.partner.is_some_and(|partner| !self.join(resource, id, partner)) {
+        if plan.partner.is_some_and(|partner| !self.colocate_pair(resource, id, partner)) {
             return None;
         }
-        // Asked anew, its container's other resource will be asked for again too: a half, even if an earlier life of this
-        // agent made the promise.
+        // Requested again, its container's other resource will be requested again too: so it is unpaired, even if an earlier
+        // process made the grant.
         let grant = self.grants.get_mut(&id)?;
         (grant.answered, grant.partner, grant.since) = (true, plan.partner, now);
         Some(self.answer(id, &self.grants[&id], true))
     }
 
-    /// The answer that was already given to the same question, where nobody is known to have taken it up.
+    /// The grant of an earlier Allocate for the same devices that no container is known to have claimed.
     pub(super) fn repeated_request(
         &self,
         resource: &Resource,
         keys: &BTreeSet<DeviceKey>,
     ) -> Option<(GrantId, &Grant)> {
-        if self.checkpoint_unreadable {
-            // It may have been taken up, and the question be another one.
+        if self.checkpoint.unreadable {
+            // A container may have claimed it, and this request be for another.
             return None;
         }
         let mut same = self
             .grants
             .iter()
             .filter(|(_, g)| !g.is_known() && g.resource == *resource && g.requested == *keys);
-        // What it was given may have gone to somebody else since.
+        // Its devices may have another owner since.
         same.rfind(|(id, g)| {
             !self.predates_checkpoint_loss(g) && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
         })
         .map(|(id, grant)| (*id, grant))
     }
 
-    fn make(
+    fn grant(
         &mut self,
         resource: SharedResource,
         plan: &Plan,
@@ -237,9 +223,9 @@ impl NodeState {
         grant.candidate.clone_from(&plan.candidate);
         grant.partner = plan.partner;
         let id = self.allocate(grant).map_err(|e| e.to_string())?;
-        if plan.partner.is_some_and(|partner| !self.join(resource, id, partner)) {
+        if plan.partner.is_some_and(|partner| !self.colocate_pair(resource, id, partner)) {
             self.release(id);
-            return Err("its other resource does not fit beside it".to_owned());
+            return Err("the container's other vcuda resource does not fit on the same cards".to_owned());
         }
         if let Some(partner) = plan.partner.and_then(|p| self.grants.get_mut(&p)) {
             partner.partner = Some(id);
@@ -284,6 +270,6 @@ impl NodeState {
 
     pub(super) fn withdraw(&mut self, resource: &str, now: Millis) {
         self.withdrawn.insert(resource.to_owned(), now + self.settings.withdraw);
-        self.touch();
+        self.mark_changed();
     }
 }

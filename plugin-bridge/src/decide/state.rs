@@ -1,4 +1,4 @@
-//! The state of the node agent, and the few moves by which everything else changes it.
+//! The state of the node agent, and the few operations by which everything else changes it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::topology::{Topology, Tree};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 
+use super::checkpoint_state::{CheckpointState, Graces};
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::pods::PodTable;
-use super::{Millis, PodView};
+use super::{ContainerView, Millis, PodView};
 use crate::deviations::Deviation;
 
-/// What can be set about deciding.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Resource names and units.
     pub dialect: Dialect,
     /// How long a holder must be absent when only one source can be asked (I3).
     pub grace: Millis,
-    /// How long a promise may stay out of the kubelet's book before it counts as never taken up.
+    /// How long a grant may stay out of the kubelet checkpoint before it counts as never claimed by a container.
     pub unclaimed: Millis,
-    /// How long the containers of a pod that was deleted with force get to end.
+    /// How long the containers of a pod that was deleted with force get to terminate.
     pub force_grace: Millis,
     /// How long a resource stays withdrawn after an Allocate had to be refused.
     pub withdraw: Millis,
@@ -46,18 +46,17 @@ impl Default for Settings {
     }
 }
 
-/// One device of NVIDIA's plugin, as it lists it.
+/// One device that NVIDIA's plugin lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamDevice {
-    /// Its ID.
     pub id: Arc<str>,
-    /// Whether the plugin calls it healthy, and our own memory does not contradict.
+    /// NVIDIA's plugin lists it as healthy, and an earlier report of it as unhealthy has been refuted.
     pub healthy: bool,
-    /// NUMA nodes it is near to, passed on as they came.
+    /// NUMA nodes near it, passed on unchanged.
     pub numa: Vec<i64>,
 }
 
-/// The node's books. See the [module](super).
+/// See the [module](super).
 #[derive(Clone, Debug)]
 pub struct NodeState {
     pub(super) settings: Settings,
@@ -68,37 +67,20 @@ pub struct NodeState {
     pub(super) owner: HashMap<DeviceKey, GrantId>,
     pub(super) pods: PodTable,
     pub(super) upstream: BTreeMap<Arc<str>, Vec<UpstreamDevice>>,
-    /// Parts of cards (MIG devices) that do not carry their card's UUID.
-    pub(super) parts: BTreeMap<String, CardIndex>,
-    /// Processes that were last seen on each card, in the host's numbering. A witness only: nothing is freed or held by it.
+    /// MIG devices, whose IDs do not contain their card's UUID.
+    mig_devices: BTreeMap<String, CardIndex>,
+    /// PIDs that NVML last listed on each card, in the host's namespace. For drift only: they free and hold nothing.
     pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
-    /// Cards of which it is not known for sure who has them, and why: they take nothing new while this process runs.
+    /// Cards whose holders are not known for sure, and why: nothing new is allocated on them while this process runs.
     closed: BTreeMap<CardIndex, String>,
-    /// Cards that an owner took out of new allocation.
+    /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
-    /// Deviations of an earlier life, until the kubelet's book has been read.
-    pub(super) journal: Vec<Deviation>,
+    /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
+    pub(super) restored_deviations: Vec<Deviation>,
+    /// Resources withdrawn for a moment, until then.
     pub(super) withdrawn: BTreeMap<String, Millis>,
-    /// When the kubelet's book was last read whole.
-    pub(super) checkpoint_read_at: Option<Millis>,
-    /// When the kubelet was last seen to start anew, until its book has been read after that.
-    pub(super) restarted: Option<Millis>,
-    /// Promises up to this one can be named by the version of the kubelet's book that was read last.
-    pub(super) checkpoint_mark: u64,
-    /// The book on disk is not whole: what it does not say means nothing.
-    pub(super) checkpoint_unreadable: bool,
-    /// When the kubelet last started anew without its book, or the book was last found cut short: their silence says nothing
-    /// about what was given before.
-    pub(super) checkpoint_lost_at: Option<Millis>,
-    /// Whether it is known what was given out before: until then nothing is.
-    pub(super) opened: bool,
-    /// This life began with a book that could not be read.
-    pub(super) started_without_checkpoint: bool,
-    /// When such a life first learnt from any source what was given out before.
-    pub(super) first_observation: Option<Millis>,
-    /// The kubelet's book was looked for and is not there.
-    pub(super) checkpoint_missing: bool,
-    /// The latest moment heard of.
+    pub(super) checkpoint: CheckpointState,
+    /// The latest time that was passed in.
     pub(super) clock: Millis,
     next: u64,
     version: u64,
@@ -106,10 +88,11 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Empty books over the cards of this node.
+    /// No grants, over the cards of this node.
     #[must_use]
     pub fn new(settings: Settings, cards: Vec<Card>, topology: &Topology) -> Self {
         let layout = Layout::new(&settings.dialect, cards.iter().map(Card::blocks));
+        let graces = Graces { force_grace: settings.force_grace, grace: settings.grace };
         Self {
             settings,
             layout,
@@ -119,21 +102,13 @@ impl NodeState {
             owner: HashMap::new(),
             pods: PodTable::default(),
             upstream: BTreeMap::new(),
-            parts: BTreeMap::new(),
+            mig_devices: BTreeMap::new(),
             processes: BTreeMap::new(),
             closed: BTreeMap::new(),
             cordoned: BTreeSet::new(),
-            journal: Vec::new(),
+            restored_deviations: Vec::new(),
             withdrawn: BTreeMap::new(),
-            checkpoint_read_at: None,
-            restarted: None,
-            checkpoint_lost_at: None,
-            checkpoint_mark: 0,
-            checkpoint_unreadable: false,
-            opened: false,
-            started_without_checkpoint: false,
-            first_observation: None,
-            checkpoint_missing: false,
+            checkpoint: CheckpointState::new(graces),
             clock: 0,
             next: 0,
             version: 0,
@@ -141,17 +116,17 @@ impl NodeState {
         }
     }
 
-    /// Takes over the deviations that an earlier life of this agent wrote down. Before the kubelet's book is read.
-    pub fn restore_deviations(&mut self, deviations: Vec<Deviation>) {
-        self.journal = deviations;
+    /// Which card each MIG device is on.
+    pub fn set_mig_devices(&mut self, devices: BTreeMap<String, CardIndex>) {
+        self.mig_devices = devices;
     }
 
-    /// Numbers device IDs like this, not card by card. Before anything is observed.
+    /// Uses this numbering of device IDs instead of one by card. Before anything is observed.
     pub fn set_layout(&mut self, layout: Layout) {
         self.layout = layout;
     }
 
-    /// Takes these cards out of new allocation for as long as this process runs, each for a reason that an owner can read.
+    /// Takes these cards out of new allocation for as long as this process runs, each with a reason for the GPUShadow.
     pub fn close_cards(&mut self, closed: BTreeMap<CardIndex, String>) {
         self.closed = closed;
         self.apply_cordons();
@@ -163,17 +138,10 @@ impl NodeState {
         self.closed.get(&card).map(String::as_str)
     }
 
-    /// Which card each part (MIG device) is on, where its ID does not say.
-    pub fn set_mig_devices(&mut self, parts: BTreeMap<String, CardIndex>) {
-        self.parts = parts;
-    }
-
-    /// Takes the processes that run on a card now.
     pub fn observe_processes(&mut self, card: CardIndex, processes: impl IntoIterator<Item = u32>) {
         self.processes.insert(card, processes.into_iter().collect());
     }
 
-    /// The ledger, to look at.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -185,54 +153,59 @@ impl NodeState {
         &self.layout
     }
 
-    /// What this was set up with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Whether it is known what was given out before this process started; until then nothing is given out.
+    /// Whether it is known what was allocated before this process started; until then nothing is allocated.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.opened
+        self.checkpoint.is_ready()
     }
 
-    /// All promises.
     pub fn grants(&self) -> impl Iterator<Item = (GrantId, &Grant)> {
         self.grants.iter().map(|(id, grant)| (*id, grant))
     }
 
-    /// The pod with this UID, if it is known.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<&PodView> {
         self.pods.get(uid)
     }
 
-    /// All pods that are known.
     pub fn pods(&self) -> impl Iterator<Item = &PodView> {
         self.pods.pods.values()
     }
 
-    /// Grows with every change that anyone outside might want to know of.
+    /// A holder's container, while its pod is known.
+    pub(super) fn container(&self, holder: &HolderId) -> Option<&ContainerView> {
+        self.pods.get(&holder.pod_uid)?.container(&holder.container)
+    }
+
+    pub(super) fn container_kind(&self, holder: &HolderId) -> Option<ContainerKind> {
+        self.container(holder).map(|container| container.ask.kind)
+    }
+
+    /// Grows with every change that is listed, published or compared.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Grows whenever a card gets room.
+    /// Grows whenever a card gets free capacity.
     #[must_use]
     pub fn freed(&self) -> u64 {
         self.freed
     }
 
-    pub(super) fn touch(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.version += 1;
     }
 
-    /// Sets a card's health as our own inventory sees it.
+    /// A card's health by our own inventory.
     pub fn set_health(&mut self, card: CardIndex, health: Health) {
         self.ledger.set_health(card, health);
-        self.touch();
+        self.mark_changed();
         if health == Health::Healthy {
             self.freed += 1;
         }
@@ -249,7 +222,7 @@ impl NodeState {
             let takes_nothing = self.cordoned.contains(&card) || self.closed.contains_key(&card);
             self.ledger.set_cordoned(card, takes_nothing);
         }
-        self.touch();
+        self.mark_changed();
         self.freed += 1;
     }
 
@@ -262,13 +235,14 @@ impl NodeState {
     }
 
     /// The card on which a device lies.
-    pub(super) fn card_of(&self, key: &DeviceKey) -> Option<CardIndex> {
+    #[must_use]
+    pub fn card_of(&self, key: &DeviceKey) -> Option<CardIndex> {
         match key {
             DeviceKey::Core(n) => self.layout.card_of(SharedResource::Cores, *n),
             DeviceKey::Block(n) => self.layout.card_of(SharedResource::Memory, *n),
             DeviceKey::Legacy(id) => {
                 let card = id.split_once("::").map_or(&**id, |(card, _)| card);
-                self.ledger.find(card).or_else(|| self.parts.get(card).copied())
+                self.ledger.find(card).or_else(|| self.mig_devices.get(card).copied())
             }
         }
     }
@@ -319,9 +293,8 @@ impl NodeState {
         }
     }
 
-    /// Writes a new promise down, by the ledger's rules. Devices of containers that ended, or hand theirs on, change owner.
-    ///
-    /// `confirmed` names the container where the kubelet's book has said it.
+    /// Records a new grant, if the ledger's rules allow it. Devices of terminated containers, and those that init containers pass
+    /// on to later ones, change owner.
     pub(super) fn allocate(&mut self, mut grant: Grant) -> Result<GrantId, GrantError> {
         for key in &grant.actual {
             if let Some(owner) = self.owner.get(key)
@@ -332,7 +305,7 @@ impl NodeState {
         }
         let id = self.next_id();
         if !grant.confirmed {
-            // A stand-in of its own: until confirmed nothing may be taken for the same pod's.
+            // A placeholder of its own: unconfirmed grants must not count as one pod's.
             grant.holder = HolderId::new(format!("?{}", id.0), "?");
         }
         grant.answered = true;
@@ -346,10 +319,8 @@ impl NodeState {
             .filter_map(|(_, owner)| Some(self.grants[owner.as_ref()?].holder.clone()))
             .collect();
         self.grants.insert(id, grant);
-        for other in &others {
-            self.settle(other, Rules::Observed).ok();
-        }
-        if let Err(refused) = self.settle(&holder, Rules::Checked) {
+        self.record_holds(&others);
+        if let Err(refused) = self.update_holds(&holder, Rules::Checked) {
             self.grants.remove(&id);
             for (key, owner) in before {
                 match owner {
@@ -357,48 +328,41 @@ impl NodeState {
                     None => self.owner.remove(&key),
                 };
             }
-            for other in others.iter().chain([&holder]) {
-                self.settle(other, Rules::Observed).ok();
-            }
+            self.record_holds(others.iter().chain([&holder]));
             return Err(GrantError::Refused(refused));
         }
-        self.touch();
+        self.mark_changed();
         Ok(id)
     }
 
-    /// Writes down what was found in the kubelet's book, even against the rules.
+    /// Records what the kubelet was observed to have allocated, even against the rules.
     pub(super) fn record_observed(&mut self, grant: Grant) -> GrantId {
         let id = self.next_id();
-        let holder = grant.holder.clone();
-        let mut others = BTreeSet::new();
+        let mut concerned = BTreeSet::from([grant.holder.clone()]);
         for key in &grant.actual {
             if let Some(owner) = self.owner.insert(key.clone(), id) {
-                others.insert(self.grants[&owner].holder.clone());
+                concerned.insert(self.grants[&owner].holder.clone());
             }
         }
         self.grants.insert(id, grant);
-        for other in others.iter().chain([&holder]) {
-            self.settle(other, Rules::Observed).ok();
-        }
-        self.touch();
+        self.record_holds(&concerned);
+        self.mark_changed();
         id
     }
 
-    /// Ends a promise: its devices are nobody's, but for those that another promise has too (I3).
+    /// Ends a grant: its devices are free, but for those that another grant has too (I3).
     pub(super) fn release(&mut self, id: GrantId) {
         let Some(grant) = self.grants.remove(&id) else { return };
-        let mut heirs = BTreeSet::from([grant.holder]);
-        heirs.extend(self.release_devices(id, &grant.actual));
-        for holder in &heirs {
-            self.settle(holder, Rules::Observed).ok();
-        }
-        self.touch();
+        let mut concerned = self.release_devices(id, &grant.actual);
+        concerned.insert(grant.holder);
+        self.record_holds(&concerned);
+        self.mark_changed();
         self.freed += 1;
     }
 
-    /// Gives a promise other devices in the place of those that it has. It leaves to init containers of its pod what they
-    /// have, and takes from them what they hand on.
-    pub(super) fn move_to(&mut self, id: GrantId, actual: BTreeSet<DeviceKey>) {
+    /// Replaces the devices of a grant. Init containers of its pod keep those that it takes over from them; one that is of an
+    /// init container takes none from the others.
+    pub(super) fn reassign(&mut self, id: GrantId, actual: BTreeSet<DeviceKey>) {
         let Some(grant) = self.grants.get_mut(&id) else { return };
         let before = std::mem::replace(&mut grant.actual, actual.clone());
         let mut concerned = BTreeSet::from([grant.holder.clone()]);
@@ -406,92 +370,94 @@ impl NodeState {
         concerned.extend(self.release_devices(id, &left));
         let init = self.is_init(&self.grants[&id].holder);
         for key in actual {
-            match self.owner.get(&key) {
-                Some(_) if init => {}
-                Some(owner) => {
-                    concerned.insert(self.grants[owner].holder.clone());
-                    self.owner.insert(key, id);
+            if let Some(owner) = self.owner.get(&key) {
+                if init {
+                    continue;
                 }
-                None => {
-                    self.owner.insert(key, id);
-                }
+                concerned.insert(self.grants[owner].holder.clone());
             }
+            self.owner.insert(key, id);
         }
-        for holder in &concerned {
-            self.settle(holder, Rules::Observed).ok();
-        }
-        self.touch();
+        self.record_holds(&concerned);
+        self.mark_changed();
         self.freed += 1;
     }
 
-    /// A promise does not have these devices any more: they go to others that have them too, who are returned.
+    /// A grant gives these devices up. Those that other grants have too get a new owner; returns the new owners' holders.
     fn release_devices(&mut self, id: GrantId, keys: &BTreeSet<DeviceKey>) -> BTreeSet<HolderId> {
-        let mut heirs = BTreeSet::new();
+        let mut holders = BTreeSet::new();
         for key in keys {
             if self.owner.get(key) != Some(&id) {
                 continue;
             }
-            // Of several the one named by the kubelet's book, and of those the latest.
+            // Of several a confirmed one, and of those the latest.
             let others = self.grants.iter().filter(|(_, other)| other.actual.contains(key));
-            if let Some((heir, other)) = others.max_by_key(|(other, grant)| (grant.confirmed, **other)) {
-                heirs.insert(other.holder.clone());
-                self.owner.insert(key.clone(), *heir);
+            if let Some((next, other)) = others.max_by_key(|(other, grant)| (grant.confirmed, **other)) {
+                holders.insert(other.holder.clone());
+                self.owner.insert(key.clone(), *next);
             } else {
                 self.owner.remove(key);
             }
         }
-        heirs
+        holders
     }
 
-    /// The kubelet's book has said whose it is.
+    /// The kubelet has named the holder of a grant.
     pub(super) fn confirm(&mut self, id: GrantId, holder: HolderId) {
         let Some(grant) = self.grants.get_mut(&id) else { return };
         grant.confirmed = true;
         grant.absent_since = None;
         let before = std::mem::replace(&mut grant.holder, holder.clone());
         if before != holder {
-            self.settle(&before, Rules::Observed).ok();
-            self.settle(&holder, Rules::Observed).ok();
+            self.record_holds([&before, &holder]);
         }
-        self.touch();
+        self.mark_changed();
     }
 
-    /// Whether `owner`'s devices may go to the new promise: its container ended, or hands its devices on by design.
+    /// Whether `owner`'s devices may go to the new grant: its container terminated, or is an init container of the same pod.
     pub(super) fn may_transfer_devices(&self, owner: GrantId, new: &Grant, now: Millis) -> bool {
         let Some(old) = self.grants.get(&owner) else { return true };
         if new.confirmed && new.holder.pod_uid == old.holder.pod_uid {
             return true;
         }
         if !old.confirmed {
-            // The kubelet gives it out again without ever having written it down: it was never taken up. A promise
-            // for devices that the kubelet did *not* ask for is not called back by that.
+            // The kubelet allocates them again without ever having written them to its checkpoint: no container claimed them.
+            // That does not hold for a grant of devices that the kubelet did *not* request.
             return !old.requested.is_disjoint(&new.requested)
                 && !self.predates_checkpoint_loss(old)
-                && !self.checkpoint_unreadable;
+                && !self.checkpoint.unreadable;
         }
-        let Some(pod) = self.pods.get(&old.holder.pod_uid) else {
-            // Seen to leave the API, and had time to end. Of a pod that was never seen, nothing is known yet.
-            let uid = &old.holder.pod_uid;
-            return self.pods.has_departed(uid)
-                && self.pods.force_delete_grace_elapsed(uid, now, self.settings.force_grace);
-        };
-        if pod.phase.terminal() {
-            return true;
+        let uid = &old.holder.pod_uid;
+        match self.pods.get(uid) {
+            // Of a pod that was never seen, nothing is known yet.
+            None => {
+                self.pods.has_departed(uid)
+                    && self.pods.force_delete_grace_elapsed(uid, now, self.settings.force_grace)
+            }
+            Some(pod) if pod.phase.terminal() => true,
+            // A kubelet that has lost its checkpoint does not pass devices on: it allocates again what it has forgotten.
+            Some(_) => {
+                self.is_init(&old.holder)
+                    && !old.requested.is_disjoint(&new.requested)
+                    && !self.predates_checkpoint_loss(old)
+            }
         }
-        // A kubelet that has lost its book does not hand on: it gives out anew what it has forgotten.
-        let kind = pod.container(&old.holder.container).map(|c| c.ask.kind);
-        kind == Some(ContainerKind::Init)
-            && !old.requested.is_disjoint(&new.requested)
-            && !self.predates_checkpoint_loss(old)
     }
 
-    /// The kubelet may have written it down and lost it since.
-    pub(super) fn predates_checkpoint_loss(&self, grant: &Grant) -> bool {
-        self.checkpoint_lost_at.is_some_and(|at| grant.since <= at)
+    pub(super) fn is_init(&self, holder: &HolderId) -> bool {
+        self.container_kind(holder) == Some(ContainerKind::Init)
     }
 
-    /// Brings the ledger's holds of one holder in line with the devices it owns.
-    fn settle(&mut self, holder: &HolderId, rules: Rules) -> Result<(), Refused> {
+    /// Records these holders' holds in the ledger as facts.
+    fn record_holds<'a>(&mut self, holders: impl IntoIterator<Item = &'a HolderId>) {
+        for holder in holders {
+            // Facts are not refused.
+            let _ = self.update_holds(holder, Rules::Observed);
+        }
+    }
+
+    /// Brings the ledger's holds of one holder in line with the devices that it owns.
+    fn update_holds(&mut self, holder: &HolderId, rules: Rules) -> Result<(), Refused> {
         let had: BTreeMap<CardIndex, Hold> =
             self.ledger.held_by(holder).map(|(card, h)| (card, h.clone())).collect();
         let wanted = self.holds_of(holder);
@@ -515,7 +481,7 @@ impl NodeState {
         Ok(())
     }
 
-    /// What a holder has, card by card, counted from the devices it owns.
+    /// What a holder has, card by card, counted from the devices that it owns.
     fn holds_of(&self, holder: &HolderId) -> Vec<(CardIndex, Hold)> {
         let mut shares: BTreeMap<CardIndex, (u32, u32)> = BTreeMap::new();
         let mut slots: BTreeMap<CardIndex, Vec<Slot>> = BTreeMap::new();
@@ -542,9 +508,8 @@ impl NodeState {
         }
     }
 
-    /// The promise made last.
-    pub(super) const fn latest(&self) -> u64 {
-        self.next
+    pub(super) const fn latest(&self) -> GrantId {
+        GrantId(self.next)
     }
 
     fn next_id(&mut self) -> GrantId {
@@ -553,25 +518,19 @@ impl NodeState {
     }
 }
 
-/// How strictly the ledger is asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rules {
-    /// A new promise: the invariants decide.
+    /// A new grant: the invariants decide.
     Checked,
-    /// A fact: it is written down, and shown as disputed where it breaks a rule.
+    /// A fact: it is recorded, and the card is shown as disputed where it breaks a rule.
     Observed,
 }
 
-/// Why a promise was not made. Nothing has changed.
+/// Why a grant was not made. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum GrantError {
-    /// A device of it is still somebody's.
-    #[error("a device of it is still held by {owner}")]
-    Owned {
-        /// Whose.
-        owner: HolderId,
-    },
-    /// The ledger stands against it.
+    #[error("one of its devices is still held by {owner}")]
+    Owned { owner: HolderId },
     #[error(transparent)]
     Refused(Refused),
 }

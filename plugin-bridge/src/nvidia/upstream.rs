@@ -183,7 +183,7 @@ impl Upstreams {
             devices
                 .into_iter()
                 .map(|device| {
-                    let card = state.card_of_device(&DeviceKey::Legacy(device.id.as_str().into()));
+                    let card = state.card_of(&DeviceKey::Legacy(device.id.as_str().into()));
                     let vouched = card.and_then(|card| self.vouched.last_healthy_at(card.position()));
                     let healthy = memory.judge(epoch, &device.id, device.health == HEALTHY, vouched, now);
                     let numa =

@@ -27,7 +27,7 @@ pub(crate) async fn an_unhealthy_card_gets_no_new_pod_until_it_is_healthy(
     fault("process-4", "4242")?;
     let closed = shadow(cluster, "three cards to be closed", |status| unhealthy(status) == [1, 2, 3]).await;
     // Sources are compared every 15 s, and a difference counts when it is seen twice.
-    let process = "nobody holds it, and processes 4242 run on it";
+    let process = "no holder, but processes 4242 run on it";
     let reported =
         shadow(cluster, "the process to be reported", |status| drift(status).contains(process)).await;
     for name in ["xid-0", "xid-1", "remap-2", "lost-3", "process-4"] {

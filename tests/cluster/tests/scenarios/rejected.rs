@@ -110,8 +110,7 @@ async fn rejected(cluster: &mut Cluster, namespace: &str, app: &str) -> Result<P
 async fn reason_is_reported(cluster: &mut Cluster, namespace: &str, pod: &Pod) -> Result<String> {
     let status = phase_and_why(Some(pod));
     let Dialect { cores, memory, .. } = Dialect::default();
-    let why =
-        |resource: &str| format!("{resource}: no card of this node has room for 50 cores and 20 blocks");
+    let why = |resource: &str| format!("{resource}: no card of this node has 50 cores and 20 blocks free");
     let resource = [cores, memory].into_iter().find(|resource| status.contains(&why(resource)));
     let resource = resource.with_context(|| format!("the status is {status:?}"))?;
     let why = why(&resource);

@@ -1,0 +1,184 @@
+//! Whether it is known what was allocated before this process started, and how far the kubelet checkpoint can be trusted since.
+
+use super::Millis;
+use super::grants::GrantId;
+
+/// Nothing is allocated before [`Startup::Ready`].
+///
+/// ```text
+///                       checkpoint read
+///  ┌─────────────────┐ ─────────────────────────────────────────────────────► ┌───────┐
+///  │ NoneRead        │   no file, and the kubelet quiet for `grace`           │       │
+///  └────────┬────────┘ ─────────────────────────────────────────────────────► │       │
+///           │ file unreadable                                                 │ Ready │
+///  ┌────────▼────────┐  read    ┌──────────────────┐  `force_grace` after     │       │
+///  │ Unreadable      │ ───────► │ ReadAfterFailure │  the first source  ────► │       │
+///  └─────────────────┘          └──────────────────┘                          └───────┘
+/// ```
+///
+/// From each state on the left, a pod-resources list `force_grace` after the first source leads to `Ready` too. A pod that was
+/// deleted with force is in no source, and its containers may still run: those from before the first source end in that time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Startup {
+    Pending {
+        read: Read,
+        /// The file was looked for, and there is none.
+        missing: bool,
+        /// When the first source was read that says what was allocated before.
+        first_source: Option<Millis>,
+    },
+    Ready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    NoneRead,
+    Unreadable,
+    ReadAfterFailure,
+}
+
+/// How long the startup waits, from [`Settings`](super::Settings).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Graces {
+    pub(super) force_grace: Millis,
+    pub(super) grace: Millis,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckpointState {
+    startup: Startup,
+    graces: Graces,
+    /// The file on disk is truncated or malformed: what it does not list means nothing.
+    pub(super) unreadable: bool,
+    /// When the kubelet last started without its checkpoint, or the file was last found unreadable. What was allocated up to
+    /// then may have been in it, and no later checkpoint says so.
+    pub(super) lost_at: Option<Millis>,
+    /// When the kubelet was last seen to restart, until its checkpoint has been read after that.
+    restarted_at: Option<Millis>,
+    /// Grants up to this one may be listed by the version that was read last.
+    pub(super) last_grant: GrantId,
+}
+
+impl CheckpointState {
+    pub(super) const fn new(graces: Graces) -> Self {
+        Self {
+            startup: Startup::Pending { read: Read::NoneRead, missing: false, first_source: None },
+            graces,
+            unreadable: false,
+            lost_at: None,
+            restarted_at: None,
+            last_grant: GrantId(0),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.startup == Startup::Ready
+    }
+
+    pub(super) fn kubelet_started(&mut self, checkpoint_readable: bool, at: Millis) {
+        if checkpoint_readable {
+            self.restarted_at = Some(at);
+        } else {
+            self.lost_at = Some(at);
+        }
+    }
+
+    /// Whether a grant of this time was made before the kubelet restarted from the checkpoint that is being read.
+    pub(super) fn predates_restart(&self, since: Millis) -> bool {
+        self.restarted_at.is_some_and(|at| since < at)
+    }
+
+    /// When the kubelet restarted, once: its checkpoint has been read now.
+    pub(super) fn take_restart(&mut self) -> Option<Millis> {
+        self.restarted_at.take()
+    }
+
+    pub(super) fn found_missing(&mut self) {
+        if let Startup::Pending { missing, .. } = &mut self.startup {
+            *missing = true;
+        }
+    }
+
+    pub(super) fn found_unreadable(&mut self, now: Millis) {
+        self.unreadable = true;
+        self.lost_at = Some(now);
+        if let Startup::Pending { read: read @ Read::NoneRead, .. } = &mut self.startup {
+            *read = Read::Unreadable;
+        }
+    }
+
+    /// The checkpoint was read. Whether that made this ready.
+    pub(super) fn found_readable(&mut self, now: Millis) -> bool {
+        self.unreadable = false;
+        let Startup::Pending { read, .. } = &mut self.startup else { return false };
+        if *read == Read::NoneRead {
+            self.startup = Startup::Ready;
+            return true;
+        }
+        *read = Read::ReadAfterFailure;
+        self.source_read(now)
+    }
+
+    /// A source that lists allocations was read at this time. Whether that made this ready.
+    pub(super) fn source_read(&mut self, at: Millis) -> bool {
+        let Startup::Pending { first_source, .. } = &mut self.startup else { return false };
+        let first = *first_source.get_or_insert(at);
+        self.ready_if(at.saturating_sub(first) >= self.graces.force_grace)
+    }
+
+    /// Time has passed. Whether that made this ready.
+    pub(super) fn tick(&mut self, now: Millis) -> bool {
+        let Startup::Pending { read, missing, .. } = self.startup else { return false };
+        if read == Read::ReadAfterFailure && self.source_read(now) {
+            return true;
+        }
+        // Neither a file nor a source that answers: a kubelet that never allocated anything.
+        self.ready_if(missing && now >= self.graces.grace)
+    }
+
+    fn ready_if(&mut self, known: bool) -> bool {
+        if known {
+            self.startup = Startup::Ready;
+        }
+        known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new() -> CheckpointState {
+        CheckpointState::new(Graces { force_grace: 10, grace: 30 })
+    }
+
+    #[test]
+    fn a_readable_checkpoint_is_enough() {
+        let mut state = new();
+        assert!(!state.tick(100));
+        assert!(state.found_readable(100) && state.is_ready());
+        state.found_unreadable(101);
+        assert!(state.is_ready(), "readiness is never lost");
+    }
+
+    #[test]
+    fn after_an_unreadable_one_the_containers_of_force_deleted_pods_get_time_to_end() {
+        let mut state = new();
+        state.found_unreadable(1);
+        assert!(!state.tick(50), "no source yet");
+        assert!(!state.found_readable(60));
+        assert!(!state.tick(69));
+        assert!(state.tick(70));
+    }
+
+    #[test]
+    fn without_a_file_the_grace_period_or_a_later_list_decides() {
+        let mut state = new();
+        state.found_missing();
+        assert!(!state.tick(29));
+        assert!(state.tick(30));
+        let mut state = new();
+        assert!(!state.source_read(5) && !state.tick(100));
+        assert!(state.source_read(15));
+    }
+}
