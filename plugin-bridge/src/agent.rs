@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::cluster::publish::Fixed;
+use crate::cluster::publish::StaticStatus;
 use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::http::{self, Pages};
@@ -98,7 +98,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
 
     tasks.spawn_apart("the tidying of pods that are gone", tidy(node.clone(), config.clone(), stop.clone()));
 
-    let fixed = Fixed {
+    let static_status = StaticStatus {
         node_name: args.node_name.clone(),
         isolation: config.isolation.name().to_owned(),
         driver_version: inventory.driver_version.clone(),
@@ -142,7 +142,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
                 client,
                 node.clone(),
                 upstreams.clone(),
-                fixed.clone(),
+                static_status.clone(),
                 drift.clone(),
                 stop.clone(),
             );
@@ -150,7 +150,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         }
     }
     if !args.metrics_bind.is_empty() {
-        let pages = pages(&node, &upstreams, fixed, drift, standings);
+        let pages = pages(&node, &upstreams, static_status, drift, standings);
         let (address, stop) = (args.metrics_bind.clone(), stop.clone());
         tasks.spawn_apart("the metrics server", async move {
             if let Err(error) = http::serve(&address, pages, stop).await {
@@ -243,7 +243,7 @@ async fn serve_legacy(
             () = stop.cancelled() => None,
         };
         match announced {
-            Some(Announcement::Here(resource)) => {
+            Some(Announcement::Registered(resource)) => {
                 if served.contains_key(&resource) {
                     continue;
                 }
@@ -260,7 +260,7 @@ async fn serve_legacy(
                 let task = tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, over.clone()));
                 served.insert(resource, (over, task));
             }
-            Some(Announcement::Gone(resource)) => {
+            Some(Announcement::Lost(resource)) => {
                 if let Some((over, task)) = served.remove(&resource) {
                     over.cancel();
                     let _ = task.await;
@@ -310,7 +310,7 @@ async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
 
 /// Asks pod-resources when that could free something, and now and then to compare.
 async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
-    let mut changes = node.settled();
+    let mut changes = node.deferred_changes();
     let mut next = tokio::time::Instant::now();
     let mut before = Vec::new();
     loop {
@@ -404,7 +404,7 @@ fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Send
 fn pages(
     node: &Arc<Node>,
     upstreams: &Arc<Upstreams>,
-    fixed: Fixed,
+    static_status: StaticStatus,
     drift: watch::Receiver<Vec<String>>,
     standings: Vec<watch::Receiver<RegistrationState>>,
 ) -> Pages {
@@ -418,7 +418,7 @@ fn pages(
                 Err("not registered with the kubelet (is it running?)".to_owned())
             }
         }),
-        cards: Arc::new(move || publish::status(&of_cards, &upstreams, &fixed, &drift.borrow())),
+        cards: Arc::new(move || publish::status(&of_cards, &upstreams, &static_status, &drift.borrow())),
     }
 }
 

@@ -2,8 +2,6 @@
 //!
 //! [`decide`] is the pure core; everything else carries bytes to it and from it. [`agent::run`] is the whole.
 
-#![allow(missing_docs)]
-
 pub mod agent;
 pub mod args;
 pub mod cluster;

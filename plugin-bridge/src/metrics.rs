@@ -1,4 +1,4 @@
-//! What is counted: `gpu_migrate_node_agent_…` in the OpenMetrics text form.
+//! Metrics `gpu_migrate_node_agent_…` in the OpenMetrics text form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,11 @@ struct Outcome {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReadResult {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct State {
     state: String,
 }
@@ -47,10 +52,10 @@ pub struct Metrics {
     substitutions: Counter,
     registrations: Counter,
     upstream_registrations: Counter,
-    checkpoint_reads: Family<Kind, Counter>,
+    checkpoint_reads: Family<ReadResult, Counter>,
     cards: Family<State, Gauge>,
     drift: Family<CardLabel, Gauge>,
-    cleaned: Counter,
+    failed_pods_deleted: Counter,
     publish_failures: Counter,
 }
 
@@ -66,7 +71,7 @@ impl Default for Metrics {
             checkpoint_reads: Family::default(),
             cards: Family::default(),
             drift: Family::default(),
-            cleaned: Counter::default(),
+            failed_pods_deleted: Counter::default(),
             publish_failures: Counter::default(),
         };
         metrics.register();
@@ -81,28 +86,28 @@ impl Metrics {
         r.register("allocate_seconds", "Time to answer an Allocate", self.allocate_seconds.clone());
         r.register(
             "substitutions",
-            "Allocates answered with other cards than the kubelet asked for",
+            "Allocates answered with other cards than the kubelet requested",
             self.substitutions.clone(),
         );
         r.register("registrations", "Registrations with the kubelet", self.registrations.clone());
         r.register(
-            "upstream_registrations",
-            "Registrations of NVIDIA's plugin with us",
+            "nvidia_plugin_registrations",
+            "Registrations of NVIDIA's plugin with the node agent",
             self.upstream_registrations.clone(),
         );
         r.register(
             "checkpoint_reads",
-            "Readings of the kubelet's checkpoint, by whether it was whole",
+            "Reads of a changed kubelet checkpoint, by result",
             self.checkpoint_reads.clone(),
         );
         r.register("cards", "Cards by state", self.cards.clone());
-        r.register("drift", "Disagreements of sources about a card", self.drift.clone());
+        r.register("drift", "Differences between ledger, kubelet, API and NVML, by card", self.drift.clone());
         r.register(
-            "cleaned_pods",
-            "Pods deleted that had failed with UnexpectedAdmissionError",
-            self.cleaned.clone(),
+            "failed_pods_deleted",
+            "Deleted pods that had failed with UnexpectedAdmissionError",
+            self.failed_pods_deleted.clone(),
         );
-        r.register("publish_failures", "Writes to the API server that failed", self.publish_failures.clone());
+        r.register("publish_failures", "Failed writes to the API server", self.publish_failures.clone());
         r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }
 
@@ -113,27 +118,23 @@ impl Metrics {
         self.allocate_seconds.get_or_create(&Kind { kind }).observe(took.as_secs_f64());
     }
 
-    /// Other cards were given than asked for.
     pub fn substituted(&self) {
         self.substitutions.inc();
     }
 
-    /// The kubelet took a registration.
     pub fn registered(&self) {
         self.registrations.inc();
     }
 
-    /// NVIDIA's plugin registered with us.
     pub fn upstream_registered(&self) {
         self.upstream_registrations.inc();
     }
 
-    /// The kubelet's book was read, or refused.
-    pub fn checkpoint_read(&self, whole: bool) {
-        self.checkpoint_reads.get_or_create(&Kind { kind: if whole { "whole" } else { "refused" } }).inc();
+    pub fn checkpoint_read(&self, readable: bool) {
+        let result = if readable { "ok" } else { "unreadable" };
+        self.checkpoint_reads.get_or_create(&ReadResult { result }).inc();
     }
 
-    /// How many cards are in each state.
     pub fn card_states(&self, states: impl Iterator<Item = CardState>) {
         let mut counts = [
             CardState::Free,
@@ -154,17 +155,14 @@ impl Metrics {
         }
     }
 
-    /// How many disagreements there are about a card.
     pub fn drift(&self, card: &str, count: i64) {
         self.drift.get_or_create(&CardLabel { gpu: card.to_owned() }).set(count);
     }
 
-    /// A failed pod was cleaned up.
-    pub fn cleaned(&self) {
-        self.cleaned.inc();
+    pub fn failed_pod_deleted(&self) {
+        self.failed_pods_deleted.inc();
     }
 
-    /// A write to the API server failed.
     pub fn publish_failed(&self) {
         self.publish_failures.inc();
     }

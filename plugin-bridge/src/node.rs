@@ -1,4 +1,4 @@
-//! The one live ledger of the node behind a lock that is held for a decision and never across I/O, and its two files.
+//! The state of the node behind a lock that is held for a decision and never across I/O, and the two files it is read from.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,21 +26,20 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Sockets of plugins, and the kubelet's book.
+    /// Sockets of plugins, and the kubelet checkpoint.
     #[must_use]
     pub fn device_plugins(&self) -> PathBuf {
         self.kubelet.join("device-plugins")
     }
 
-    /// The socket that plugins register on; the kubelet makes it anew when it starts.
+    /// The socket that plugins register on; the kubelet re-creates it when it starts.
     #[must_use]
     pub fn kubelet_socket(&self) -> PathBuf {
         self.device_plugins().join("kubelet.sock")
     }
 
-    /// The kubelet's book of devices.
     #[must_use]
-    pub fn book(&self) -> PathBuf {
+    pub fn checkpoint(&self) -> PathBuf {
         self.device_plugins().join(checkpoint::FILE_NAME)
     }
 
@@ -56,7 +55,6 @@ impl Paths {
         self.state.join(crate::inventory::card_map::FILE_NAME)
     }
 
-    /// Our book of deviations.
     #[must_use]
     pub fn deviations(&self) -> PathBuf {
         self.state.join("nvidia_checkpoint")
@@ -68,85 +66,67 @@ impl Paths {
 pub enum StateError {
     /// Reading or writing failed.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Its content is not ours.
-    #[error("{path} is not readable: {source}; move it away to start without the deviations it records")]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What was expected.
-        source: serde_json::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{path} cannot be parsed: {source}; move it away to start without the deviations it records")]
+    Content { path: PathBuf, source: serde_json::Error },
 }
 
-/// A look at the API server's pods of this node, out of turn.
+/// Reads the API server's pods of this node ahead of the watch.
 #[tonic::async_trait]
 pub trait PodLookup: Send + Sync + std::fmt::Debug {
-    /// Takes what there is now into the books.
+    /// Updates the state from the pods as they are now.
     async fn refresh(&self, node: &Node);
 }
 
-/// Something that an owner of the node may want to know: becomes an Event on the Node.
+/// Becomes an Event on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEvent {
-    /// It calls for attention.
     pub warning: bool,
-    /// One CamelCase word.
+    /// In CamelCase.
     pub reason: &'static str,
-    /// One sentence.
     pub note: String,
 }
 
 impl NodeEvent {
-    /// For the record.
     pub fn normal(reason: &'static str, note: impl Into<String>) -> Self {
         Self { warning: false, reason, note: note.into() }
     }
 
-    /// For attention.
     pub fn warning(reason: &'static str, note: impl Into<String>) -> Self {
         Self { warning: true, reason, note: note.into() }
     }
 }
 
-/// How long an answer to the kubelet waits for such a look: the whole node waits with it.
-const LOOK: std::time::Duration = std::time::Duration::from_millis(300);
+/// How long an answer to the kubelet waits for a pod that is not known yet: every pod of the node waits with it.
+const POD_WAIT: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// How long after a change an answer has surely gone, where nothing is waited for. The kubelet's next question follows later still:
-/// it writes its book first.
+/// How long after a change the answer that made it has surely been sent. The kubelet's next request follows later still: it writes
+/// its checkpoint first.
 pub(crate) const ANSWERED: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// The live node. Shared by all services.
+/// Shared by all services.
 #[derive(Debug)]
 pub struct Node {
-    /// Who can look at pods out of turn.
     pub lookup: std::sync::OnceLock<Box<dyn PodLookup>>,
-    /// Where files and sockets are.
     pub paths: Paths,
     /// The links between cards, for reports.
     pub topology: Topology,
-    /// What is counted.
     pub metrics: Metrics,
     events: broadcast::Sender<NodeEvent>,
     state: Mutex<NodeState>,
     version: watch::Sender<u64>,
-    settled: watch::Sender<u64>,
-    /// Serialises writers of the file of deviations; taken before `books`. What is on disk, where that is known.
+    deferred: watch::Sender<u64>,
+    /// What `nvidia_checkpoint` has, where that is known. Serialises its writers; locked before `state`.
     writer: Mutex<Option<DeviationFile>>,
     read: Mutex<Option<Read>>,
     platform: Platform,
 }
 
 impl Node {
-    /// Starts from the files of an earlier life: first our deviations, then the kubelet's book.
+    /// Starts from the files of an earlier process: first our deviations, then the kubelet checkpoint.
     ///
     /// # Errors
-    /// [`StateError`] when our own file exists and cannot be used; nothing may be given out without it.
+    /// [`StateError`] when our own file exists and cannot be used; nothing may be allocated without it.
     pub fn start(
         paths: Paths,
         state: NodeState,
@@ -157,7 +137,7 @@ impl Node {
         Self::start_in(platform, paths, state, topology, metrics)
     }
 
-    /// The same, with this clock and these ways to disk and sockets.
+    /// The same, on another platform than the real one.
     ///
     /// # Errors
     /// As [`Node::start`].
@@ -178,7 +158,7 @@ impl Node {
             events: broadcast::Sender::new(64),
             state: Mutex::new(state),
             version: watch::Sender::new(0),
-            settled: watch::Sender::new(0),
+            deferred: watch::Sender::new(0),
             writer: Mutex::new(Some(deviations)),
             read: Mutex::new(None),
             platform,
@@ -193,13 +173,12 @@ impl Node {
         self.platform.clock.now()
     }
 
-    /// How others are reached.
     #[must_use]
     pub const fn platform(&self) -> &Platform {
         &self.platform
     }
 
-    /// Decides something: `decide` gets the books for as short a time as it takes.
+    /// Runs `decide` under the lock. It must be short: no I/O, no waiting.
     pub fn with<R>(&self, decide: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
         let now = self.now();
         let mut state = self.state.lock();
@@ -213,64 +192,62 @@ impl Node {
         outcome
     }
 
-    /// Tells whoever listens.
     pub fn record_event(&self, event: NodeEvent) {
-        // Nobody listens where there is no API server; the log has it too.
+        // There is no receiver without an API server; the log has it too.
         let _ = self.events.send(event);
     }
 
-    /// Listens to events.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<NodeEvent> {
         self.events.subscribe()
     }
 
-    /// Says at once when the books have changed. For who answers the kubelet.
+    /// Notifies at once when the state has changed. For the services that answer the kubelet.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// The same a moment later, for everyone else: see [`Node::forward_changes`].
+    /// The same a moment later, for everything else: see [`Node::forward_changes`].
     #[must_use]
-    pub fn settled(&self) -> watch::Receiver<u64> {
-        self.settled.subscribe()
+    pub fn deferred_changes(&self) -> watch::Receiver<u64> {
+        self.deferred.subscribe()
     }
 
-    /// Tells of changes once the answer that made them has gone. Otherwise lists, comparisons and reports would begin while the
-    /// kubelet waits, and keep the books from whoever answers it.
+    /// Notifies of changes once the answer that made them has been sent. Otherwise lists, comparisons and reports would start while
+    /// the kubelet waits, and take the lock from the service that answers it.
     pub async fn forward_changes(&self) {
         let mut changes = self.changes();
         while changes.changed().await.is_ok() {
             tokio::time::sleep(ANSWERED).await;
-            self.settled.send_replace(*changes.borrow_and_update());
+            self.deferred.send_replace(*changes.borrow_and_update());
         }
     }
 
-    /// Reads the kubelet's book if it is another one than the last. Cheap when it is not: one `stat`.
+    /// Reads the kubelet checkpoint if it has changed. Cheap when it has not: one `stat`.
     ///
-    /// The kubelet writes a container's devices down before it asks for the next container's, so that reading here before each
-    /// decision leaves no gap, whenever this process was started.
+    /// The kubelet writes a container's devices to it before it requests the next container's, so reading it before each decision
+    /// leaves no gap, whenever this process was started.
     pub fn read_checkpoint(&self) {
-        let path = self.paths.book();
+        let path = self.paths.checkpoint();
         let mut read = self.read.lock();
         let stamp = Stamp::of(&path);
         let Some(stamp) = stamp else {
             return self.with(|state, _| state.observe_missing_checkpoint());
         };
-        if read.is_some_and(|read| read.stamp == stamp && !read.again) {
+        if read.is_some_and(|read| read.stamp == stamp && !read.reread) {
             return;
         }
         let text = match std::fs::read(&path) {
             Ok(text) => text,
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint cannot be read; nothing is freed");
+                tracing::warn!(path = %path.display(), %error, "reading the kubelet checkpoint failed; nothing is freed");
                 return;
             }
         };
         match Checkpoint::parse(&text) {
             Ok(book) => {
-                let before = read.replace(Read { stamp, again: false });
+                let before = read.replace(Read { stamp, reread: false });
                 self.metrics.checkpoint_read(true);
                 self.with(|state, now| match before {
                     Some(before) if before.stamp == stamp => state.ingest_unchanged_checkpoint(&book, now),
@@ -280,58 +257,58 @@ impl Node {
             Err(error) => {
                 self.metrics.checkpoint_read(false);
                 self.with(NodeState::observe_unreadable_checkpoint);
-                // Seen again and again until it is whole; said once per file.
+                // An empty file is being written.
                 if !matches!(error, CheckpointError::Empty) {
-                    tracing::warn!(path = %path.display(), %error, "the kubelet's checkpoint is refused; nothing is freed");
+                    tracing::warn!(path = %path.display(), %error, "the kubelet checkpoint is truncated or malformed; nothing is freed");
                 }
             }
         }
     }
 
-    /// The kubelet started anew, from the book as it is on disk.
+    /// The kubelet restarted, from the checkpoint as it is on disk.
     pub fn kubelet_started(&self) {
         if let Some(read) = &mut *self.read.lock() {
-            read.again = true;
+            read.reread = true;
         }
-        let whole = std::fs::read(self.paths.book()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
-        // It may have asked for something already before this is noticed; not before its socket was there.
+        let whole = std::fs::read(self.paths.checkpoint()).is_ok_and(|text| Checkpoint::parse(&text).is_ok());
+        // It may have made requests before this is noticed; not before its socket existed.
         let socket = std::fs::metadata(self.paths.kubelet_socket()).and_then(|meta| meta.modified());
         let age = socket.map_or(0, |made| self.platform.clock.age(made));
         self.with(|state, now| state.observe_kubelet_start(whole, now.saturating_sub(age)));
         self.read_checkpoint();
     }
 
-    /// The kubelet asks for a container that may not have been seen yet: it hears of pods when we do, or a little before.
+    /// Waits a moment for a pending container that requests this much: the kubelet learns of pods when the agent does, or a little
+    /// before.
     pub async fn wait_for_candidate(&self, resource: SharedResource, size: usize) {
         if self.with(|state, _| state.has_candidate(resource, size)) {
             return;
         }
         let mut changes = self.changes();
-        let heard = async {
-            // The watch may bring it while the question is on its way.
+        let watched = async {
             while changes.changed().await.is_ok() {
                 if self.with(|state, _| state.has_candidate(resource, size)) {
                     return;
                 }
             }
         };
-        let look = async {
+        let listed = async {
             match self.lookup.get() {
                 Some(lookup) => lookup.refresh(self).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = heard => {}
-            () = look => {}
-            () = tokio::time::sleep(LOOK) => tracing::debug!(?resource, size, "no pod is known that wants this"),
+            () = watched => {}
+            () = listed => {}
+            () = tokio::time::sleep(POD_WAIT) => tracing::debug!(?resource, size, "no pending pod requests this"),
         }
     }
 
-    /// Brings `nvidia_checkpoint` up to date, atomically. Returns once it is on disk.
+    /// Updates `nvidia_checkpoint` atomically. Returns once it is on disk.
     ///
     /// # Errors
-    /// [`StateError::Io`]; the file is as it was, or as it should be.
+    /// [`StateError::Io`]; the file is as it was, or up to date.
     pub fn write_deviations(&self) -> Result<(), StateError> {
         let mut written = self.writer.lock();
         let wanted = self.with(|state, _| state.deviations());
@@ -348,7 +325,7 @@ impl Node {
         Ok(())
     }
 
-    /// Asks pod-resources, and takes what it says.
+    /// Lists pod-resources into the state.
     ///
     /// # Errors
     /// [`lister::PodResourcesError`]; nothing may be concluded from it.
@@ -362,12 +339,12 @@ impl Node {
     }
 }
 
-/// The version of the kubelet's book that was read last.
+/// The version of the kubelet checkpoint that was read last.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     stamp: Stamp,
-    /// It is to be read once more: its reader changed.
-    again: bool,
+    /// The kubelet restarted from it since.
+    reread: bool,
 }
 
 pub(crate) fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {

@@ -1,5 +1,5 @@
-//! What the services touch beside memory: clock, disk, and the sockets of others. Real in the agent; tests put others in their
-//! place, so that a life of a node takes milliseconds and a crash can come between any two writes.
+//! Clock, disk, and the sockets of other programs. Real in the agent; tests replace them, so that a history of a node takes
+//! milliseconds and a crash can come between any two writes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,11 @@ use crate::decide::Millis;
 use gpu_migrate_kubelet_api::lister::{self, ContainerDevices, PodResourcesError};
 use gpu_migrate_kubelet_api::socket;
 
-/// Everything outside.
 #[derive(Debug)]
 pub struct Platform {
-    /// What time it is.
     pub clock: Box<dyn Clock>,
-    /// Where our own files are written.
     pub disk: Box<dyn Disk>,
-    /// The kubelet's list of what is given out.
     pub pod_resources: Box<dyn PodResources>,
-    /// How device plugins are reached.
     pub sockets: Box<dyn Sockets>,
 }
 
@@ -37,12 +32,12 @@ impl Platform {
     }
 }
 
-/// A clock that only goes forward, and the one that files are stamped by.
+/// A monotonic clock, and the one of file times.
 pub trait Clock: Send + Sync + std::fmt::Debug {
     /// Milliseconds since the start of this process, plus one: 0 is before everything.
     fn now(&self) -> Millis;
 
-    /// How long ago a file's stamp is.
+    /// How long ago a file was modified.
     fn age(&self, stamp: SystemTime) -> Millis;
 }
 
@@ -60,12 +55,11 @@ impl Clock for ProcessClock {
     }
 }
 
-/// Where files are written.
 pub trait Disk: Send + Sync + std::fmt::Debug {
     /// Replaces a file as a whole; see [`replace`].
     ///
     /// # Errors
-    /// What the system said; the old file or the new one is there then.
+    /// The system's; the old file or the new one is there then.
     fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()>;
 }
 
@@ -81,28 +75,22 @@ impl Disk for RealDisk {
 /// A step of [`replace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WriteStep {
-    /// The folder is made.
     Folder,
-    /// The file beside is made, or emptied.
+    /// The temporary file is created.
     Create,
-    /// Its first half is written.
     FirstHalf,
-    /// Its second half is written.
     SecondHalf,
-    /// It is flushed to disk.
     Flush,
-    /// It takes the place of the old file.
     Rename,
-    /// That is flushed to disk.
     FlushFolder,
 }
 
-/// Writes beside, flushes to disk, renames over: a reader sees the old file or the new one, also after a crash.
+/// Writes a temporary file, flushes it to disk and renames it: a reader sees the old file or the new one, also after a crash.
 ///
 /// `before` is called ahead of each step, and may end it there.
 ///
 /// # Errors
-/// What the system said, or `before`; the old file or the new one is there then.
+/// The system's or `before`'s; the old file or the new one is there then.
 pub fn replace(
     path: &Path,
     content: &[u8],
@@ -112,8 +100,8 @@ pub fn replace(
     before(WriteStep::Folder)?;
     std::fs::create_dir_all(folder)?;
     before(WriteStep::Create)?;
-    let beside = path.with_extension(format!("tmp-{}", std::process::id()));
-    let mut file = std::fs::File::create(&beside)?;
+    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+    let mut file = std::fs::File::create(&temporary)?;
     let (first, second) = content.split_at(content.len() / 2);
     before(WriteStep::FirstHalf)?;
     file.write_all(first)?;
@@ -123,16 +111,13 @@ pub fn replace(
     file.sync_all()?;
     drop(file);
     before(WriteStep::Rename)?;
-    std::fs::rename(&beside, path)?;
+    std::fs::rename(&temporary, path)?;
     before(WriteStep::FlushFolder)?;
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// Who lists what the kubelet has given out.
 #[tonic::async_trait]
 pub trait PodResources: Send + Sync + std::fmt::Debug {
-    /// What it is now.
-    ///
     /// # Errors
     /// [`PodResourcesError`]; nothing may be concluded from it.
     async fn list(&self) -> Result<Vec<ContainerDevices>, PodResourcesError>;
@@ -148,13 +133,10 @@ impl PodResources for PodResourcesSocket {
     }
 }
 
-/// How a socket is reached.
 #[tonic::async_trait]
 pub trait Sockets: Send + Sync + std::fmt::Debug {
-    /// A connection to whoever serves this path.
-    ///
     /// # Errors
-    /// What the transport said.
+    /// The transport's.
     async fn dial(&self, path: &Path) -> Result<Channel, tonic::transport::Error>;
 }
 

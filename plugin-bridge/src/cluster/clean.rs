@@ -1,6 +1,6 @@
-//! Pods of this node that failed with `UnexpectedAdmissionError`: deleted, if something will make them again.
+//! Deletes pods of this node that failed with `UnexpectedAdmissionError`, if a controller will re-create them.
 //!
-//! A Deployment replaces such a pod without back-off (90 in 10 s were seen), and nobody deletes the failed ones.
+//! A Deployment replaces such a pod without back-off (90 in 10 s were seen), and does not delete the failed ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::decide::{NodeState, PodView};
 use crate::node::{Node, NodeEvent};
 
-/// How long a failed pod stays to be looked at.
+/// How long a failed pod stays visible.
 const KEPT: Duration = Duration::from_secs(30);
 /// One deletion in this time.
 const PACE: Duration = Duration::from_secs(1);
@@ -31,7 +31,6 @@ pub fn failed(state: &NodeState) -> Vec<PodView> {
         .collect()
 }
 
-/// Cleans until `stop`.
 pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
     let mut since: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
@@ -56,18 +55,18 @@ async fn delete(client: &Client, node: &Node, pod: &PodView) {
     let same = Preconditions { uid: Some(pod.api_uid.clone()), resource_version: None };
     match api.delete(&pod.name, &DeleteParams::default().preconditions(same)).await {
         Ok(_) => {
-            node.metrics.cleaned();
+            node.metrics.failed_pod_deleted();
             node.record_event(NodeEvent::normal(
                 "FailedPodDeleted",
                 format!(
-                    "{}/{} had failed with UnexpectedAdmissionError; its controller makes it anew",
+                    "{}/{} had failed with UnexpectedAdmissionError; its controller re-creates it",
                     pod.namespace, pod.name
                 ),
             ));
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => {
-            tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "failed pod was not deleted");
+            tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "deleting a failed pod failed; retrying");
         }
     }
 }
@@ -80,7 +79,7 @@ mod tests {
     use gpu_migrate_model::topology::Topology;
 
     #[test]
-    fn only_pods_that_come_back_and_failed_over_devices_are_deleted() {
+    fn only_pods_with_a_controller_that_failed_over_devices_are_deleted() {
         let pod = |uid: &str, controlled, reason: &str, legacy| PodView {
             uid: uid.into(),
             phase: PodPhase::Failed,

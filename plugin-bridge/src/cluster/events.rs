@@ -1,4 +1,4 @@
-//! Notices of the agent as Events on its Node.
+//! Events on the agent's Node.
 
 use k8s_openapi::api::core::v1::{Node as ApiNode, ObjectReference};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::publish::MANAGER;
 use crate::node::NodeEvent;
 
-/// Publishes events until `stop`. Each is told once, by a recorder of its own: one recorder would fold what has the same reason
-/// into a series with the words of the first, and a second card would not be named.
+/// Publishes events until `stop`, each by a recorder of its own: one recorder would merge those with the same reason into a series
+/// with the note of the first, and a second card would not be named.
 pub async fn run(
     client: Client,
     node_name: String,
@@ -31,7 +31,7 @@ pub async fn run(
             notice = events.recv() => match notice {
                 Ok(notice) => notice,
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    tracing::warn!(missed, "too many events for the API server");
+                    tracing::warn!(missed, "events dropped: the API server is too slow");
                     continue;
                 }
                 Err(broadcast::error::RecvError::Closed) => return,
@@ -47,7 +47,7 @@ pub async fn run(
         };
         let recorder = Recorder::new(client.clone(), reporter.clone());
         if let Err(error) = recorder.publish(&event, &node).await {
-            tracing::debug!(%error, "an event was not written");
+            tracing::debug!(%error, "writing an Event failed");
         }
     }
 }

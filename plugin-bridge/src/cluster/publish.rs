@@ -1,4 +1,4 @@
-//! What the cluster is told: the GPUShadow, annotations on pods, and a touch of the Node when a card gets room.
+//! Writes the GPUShadow, annotations on pods, and an annotation on the Node when a card gets free capacity.
 //!
 //! All by server-side apply or a merge patch of our own keys: nothing that was read is written back.
 
@@ -23,25 +23,27 @@ use crate::nvidia::Upstreams;
 pub const MANAGER: &str = "gpu-migrate-bridge";
 /// At most one GPUShadow in this time.
 const PACE: Duration = Duration::from_secs(1);
-/// The first change after a quiet time goes out after this, with what comes along.
+/// How long the first change waits for others.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// What stays the same in every report.
+/// What stays the same in every status.
 #[derive(Clone, Debug)]
-pub struct Fixed {
-    /// Name of the Node, and of the GPUShadow.
+pub struct StaticStatus {
+    /// Also the GPUShadow's name.
     pub node_name: String,
-    /// How shares are kept apart.
     pub isolation: String,
-    /// Version of the driver.
     pub driver_version: String,
-    /// Version of CUDA.
     pub cuda_version: String,
 }
 
-/// The status as it is now; condition times are the caller's to settle.
+/// The status as it is now, without transition times.
 #[must_use]
-pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String]) -> GPUShadowStatus {
+pub fn status(
+    node: &Node,
+    upstreams: &Upstreams,
+    static_status: &StaticStatus,
+    drift: &[String],
+) -> GPUShadowStatus {
     let (mut status, deviations) = node.with(|state, _| {
         let status = GPUShadowStatus::of(state.ledger(), &node.topology, |uid| state.pod_name(uid));
         (status, state.legacy_deviations())
@@ -50,29 +52,33 @@ pub fn status(node: &Node, upstreams: &Upstreams, fixed: &Fixed, drift: &[String
         let id = HolderId::new(&holder.uid, &holder.container);
         holder.kubelet_devices = deviations.get(&id).cloned().unwrap_or_default();
     }
-    status.isolation.clone_from(&fixed.isolation);
-    status.driver_version.clone_from(&fixed.driver_version);
-    status.cuda_version.clone_from(&fixed.cuda_version);
-    let standing = upstreams.registered_resources();
-    let bridged: Vec<&str> =
-        standing.iter().filter(|(_, alive)| **alive).map(|(name, _)| name.as_str()).collect();
+    status.isolation.clone_from(&static_status.isolation);
+    status.driver_version.clone_from(&static_status.driver_version);
+    status.cuda_version.clone_from(&static_status.cuda_version);
+    let resources = upstreams.registered_resources();
+    let registered: Vec<&str> =
+        resources.iter().filter(|(_, registered)| **registered).map(|(name, _)| name.as_str()).collect();
     status.conditions = vec![
-        condition("Ready", true, "Serving", "the node agent keeps the state of this node"),
+        condition("Ready", true, "Serving", "the node agent serves this node"),
         condition(
             "NvidiaPluginRegistered",
-            !bridged.is_empty(),
-            if bridged.is_empty() { "NotRegistered" } else { "Registered" },
-            &if bridged.is_empty() {
+            !registered.is_empty(),
+            if registered.is_empty() { "NotRegistered" } else { "Registered" },
+            &if registered.is_empty() {
                 "NVIDIA's plugin has not registered with the node agent".to_owned()
             } else {
-                format!("NVIDIA's plugin serves {}", bridged.join(", "))
+                format!("NVIDIA's plugin is registered for {}", registered.join(", "))
             },
         ),
         condition(
             "Drift",
             !drift.is_empty(),
             if drift.is_empty() { "SourcesAgree" } else { "SourcesDisagree" },
-            &if drift.is_empty() { "ledger, kubelet and API agree".to_owned() } else { drift.join("; ") },
+            &if drift.is_empty() {
+                "ledger, kubelet, API and NVML agree".to_owned()
+            } else {
+                drift.join("; ")
+            },
         ),
     ];
     status
@@ -83,7 +89,7 @@ fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Condition
         type_: type_.to_owned(),
         status: if holds { "True" } else { "False" }.to_owned(),
         reason: reason.to_owned(),
-        // The API server's limit is 32 KiB; nobody reads as much.
+        // The API server's limit is 32 KiB; 1 KiB is what a person reads.
         message: message.chars().take(1024).collect(),
         last_transition_time: Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
         observed_generation: None,
@@ -95,13 +101,13 @@ pub async fn run(
     client: Client,
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
-    fixed: Fixed,
+    static_status: StaticStatus,
     drift: tokio::sync::watch::Receiver<Vec<String>>,
     stop: CancellationToken,
 ) {
     let mut publisher =
-        Publisher { client, node, upstreams, fixed, drift, last: None, freed: 0, owner: None };
-    let mut changes = publisher.node.settled();
+        Publisher { client, node, upstreams, static_status, drift, last: None, freed: 0, owner: None };
+    let mut changes = publisher.node.deferred_changes();
     loop {
         changes.borrow_and_update();
         publisher.drift.borrow_and_update();
@@ -109,12 +115,12 @@ pub async fn run(
         tokio::time::sleep(GATHER).await;
         if let Err(error) = publisher.publish().await {
             publisher.node.metrics.publish_failed();
-            tracing::warn!(%error, "the API server could not be told; trying again");
+            tracing::warn!(%error, "publishing GPUShadow failed; retrying");
         } else {
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
                 changed = publisher.drift.changed() => if changed.is_err() { return },
-                // Someone may have deleted or edited what we wrote.
+                // Another client may have deleted or edited it.
                 () = tokio::time::sleep(Duration::from_secs(60)) => publisher.last = None,
                 () = stop.cancelled() => return,
             }
@@ -130,7 +136,7 @@ struct Publisher {
     client: Client,
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
-    fixed: Fixed,
+    static_status: StaticStatus,
     drift: tokio::sync::watch::Receiver<Vec<String>>,
     last: Option<GPUShadowStatus>,
     freed: u64,
@@ -141,14 +147,14 @@ impl Publisher {
     async fn publish(&mut self) -> kube::Result<()> {
         let freed = self.node.with(|state, _| state.freed());
         self.publish_shadow().await?;
-        // After the shadow: a pod that wakes finds the card free in it.
+        // After the GPUShadow: a pod that is requeued finds the card free in it.
         if freed != self.freed {
-            self.touch_node(freed).await?;
+            self.requeue_pods(freed).await?;
             self.freed = freed;
         }
-        for note in self.node.with(|state, _| state.missing_annotations()) {
-            if let Err(error) = self.annotate(&note).await {
-                tracing::warn!(pod = %format!("{}/{}", note.namespace, note.name), %error, "pod was not annotated");
+        for missing in self.node.with(|state, _| state.missing_annotations()) {
+            if let Err(error) = self.annotate(&missing).await {
+                tracing::warn!(pod = %format!("{}/{}", missing.namespace, missing.name), %error, "annotating the pod failed; retrying with the next change");
             }
         }
         Ok(())
@@ -156,9 +162,9 @@ impl Publisher {
 
     async fn publish_shadow(&mut self) -> kube::Result<()> {
         let drift = self.drift.borrow().clone();
-        let mut status = status(&self.node, &self.upstreams, &self.fixed, &drift);
+        let mut status = status(&self.node, &self.upstreams, &self.static_status, &drift);
         self.node.metrics.card_states(status.cards.iter().map(|card| card.state));
-        settle_times(
+        keep_transition_times(
             &mut status.conditions,
             self.last.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default(),
         );
@@ -167,7 +173,7 @@ impl Publisher {
         }
         let api: Api<GPUShadow> = Api::all(self.client.clone());
         let params = PatchParams::apply(MANAGER).force();
-        let name = self.fixed.node_name.clone();
+        let name = self.static_status.node_name.clone();
         if self.last.is_none() {
             let owners: Vec<serde_json::Value> = self.owner().await?.into_iter().collect();
             let object = json!({
@@ -188,7 +194,7 @@ impl Publisher {
     async fn owner(&mut self) -> kube::Result<Option<serde_json::Value>> {
         if self.owner.is_none() {
             let nodes: Api<ApiNode> = Api::all(self.client.clone());
-            let found = nodes.get_metadata_opt(&self.fixed.node_name).await?;
+            let found = nodes.get_metadata_opt(&self.static_status.node_name).await?;
             self.owner = found.map(|node| {
                 json!({"apiVersion": "v1", "kind": "Node", "name": node.name_any(), "uid": node.uid().unwrap_or_default()})
             });
@@ -197,21 +203,21 @@ impl Publisher {
     }
 
     /// The scheduler retries waiting pods when a Node changes, not when a GPUShadow does.
-    async fn touch_node(&self, freed: u64) -> kube::Result<()> {
+    async fn requeue_pods(&self, freed: u64) -> kube::Result<()> {
         let nodes: Api<ApiNode> = Api::all(self.client.clone());
-        // The process's own start keeps values of two lives apart.
+        // The PID distinguishes the values of two processes.
         let value = format!("{}-{freed}", std::process::id());
         let patch = json!({"metadata": {"annotations": {names::CARDS_GENERATION: value}}});
         nodes
-            .patch_metadata(&self.fixed.node_name, &PatchParams::default(), &Patch::Merge(&patch))
+            .patch_metadata(&self.static_status.node_name, &PatchParams::default(), &Patch::Merge(&patch))
             .await
             .map(drop)
     }
 
-    async fn annotate(&self, note: &PodAnnotations) -> kube::Result<()> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &note.namespace);
-        let patch = json!({"metadata": {"uid": note.uid, "annotations": note.annotations}});
-        match pods.patch_metadata(&note.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+    async fn annotate(&self, missing: &PodAnnotations) -> kube::Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &missing.namespace);
+        let patch = json!({"metadata": {"uid": missing.uid, "annotations": missing.annotations}});
+        match pods.patch_metadata(&missing.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
             // Deleted meanwhile, or another pod of the same name.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(()),
             outcome => outcome.map(drop),
@@ -220,7 +226,7 @@ impl Publisher {
 }
 
 /// A condition keeps its time for as long as its status stays.
-fn settle_times(conditions: &mut [Condition], before: &[Condition]) {
+fn keep_transition_times(conditions: &mut [Condition], before: &[Condition]) {
     for condition in conditions {
         let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
         condition.last_transition_time = same

@@ -7,8 +7,8 @@ use gpu_migrate_model::ledger::HolderId;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Millis, NodeState, PodView};
-use gpu_migrate_kubelet_api::lister::ContainerDevices;
 use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
+use gpu_migrate_kubelet_api::lister::ContainerDevices;
 
 impl NodeState {
     /// The complete set of the node's pods, from the API.

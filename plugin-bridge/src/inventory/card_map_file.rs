@@ -19,7 +19,7 @@ use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[Deviation], found: &[Card]) -> Resolved {
     let path = paths.card_map();
     let stored = read(&path);
-    let evidence = match std::fs::read(paths.book()) {
+    let evidence = match std::fs::read(paths.checkpoint()) {
         Ok(text) => match Checkpoint::parse(&text) {
             Ok(checkpoint) => Some(evidence::of_checkpoint(dialect, &checkpoint, deviations)),
             Err(_) => None,

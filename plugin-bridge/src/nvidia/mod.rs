@@ -1,9 +1,9 @@
-//! NVIDIA's own device plugin, unmodified, behind us: it registers here instead of with the kubelet (`KUBELET_SOCKET`).
+//! NVIDIA's own device plugin, unmodified, behind the node agent: it registers here instead of with the kubelet (`KUBELET_SOCKET`).
 //!
-//! Three things were seen with v0.20.0 and shape this part. It may be given exactly **one** `ListAndWatch` per registration (a second
-//! stream takes the next health event away from the first). A card that it calls Unhealthy never comes back by itself,
-//! and is all healthy again after its restart: so we remember. And making its socket anew makes it register anew within
-//! milliseconds, which is the cure for every doubt.
+//! Three observations with v0.20.0 decide how this works. It may be given exactly **one** `ListAndWatch` per registration (a second
+//! stream takes the next health event away from the first). A device that it reports Unhealthy stays so until its restart, after
+//! which all are healthy: so [`HealthMemory`] keeps the report. And re-creating the socket that it registers with makes it
+//! register again within milliseconds, which recovers from any lost stream or call.
 
 mod health;
 mod registrar;

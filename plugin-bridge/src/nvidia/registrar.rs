@@ -1,4 +1,4 @@
-//! The socket with which NVIDIA's plugin registers.
+//! The socket that NVIDIA's plugin registers with.
 //!
 //! Its name has an `@`: grpc-go sends the escaped path of a unix socket as `:authority`, which the `http` crate refuses; with
 //! an `@` the escaped part is userinfo, which it accepts. (Seen with tonic 0.14 and NVIDIA's plugin 0.20.)
@@ -22,14 +22,14 @@ use gpu_migrate_kubelet_api::socket::{BindError, bind};
 pub const SOCKET: &str = "gpu-migrate@kubelet.sock";
 /// The kubelet's own socket beside it.
 const KUBELET: &str = "kubelet.sock";
-/// Shortest and longest time between two new sockets, so that a plugin that fails at once is not driven in circles.
+/// Shortest and longest time between two new sockets: a plugin that fails at once must not restart in a loop.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A socket that served for this long without a doubt ends the back-off.
+/// A socket that served for this long ends the back-off.
 const QUIET: Duration = Duration::from_secs(60);
-/// How long a socket that is gone stays away while the kubelet's is still the old one: then it was not a kubelet's doing.
-const WIPE: Duration = Duration::from_secs(1);
+/// How long to wait with a deleted socket while the kubelet's is still the old one: then no kubelet start deleted it.
+const CLEANUP: Duration = Duration::from_secs(1);
 
-/// Serves registrations until `stop`; makes the socket anew when it is gone, or when `upstreams` is in doubt.
+/// Serves registrations until `stop`; re-creates the socket when it is gone, or when `upstreams` requests it.
 pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop: CancellationToken) {
     let path = directory.path().join(SOCKET);
     let mut pause = PAUSE.0;
@@ -37,11 +37,11 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
         let began = tokio::time::Instant::now();
         let kubelet = Stamp::of(&directory.path().join(KUBELET));
         match serve(&upstreams, &path, &mut directory, &stop).await {
-            Ok(ServeEnd::Gone) => {
-                tokio::select! { () = wiped(&mut directory, kubelet) => continue, () = stop.cancelled() => break }
+            Ok(ServeEnd::SocketDeleted) => {
+                tokio::select! { () = kubelet_socket_recreated(&mut directory, kubelet) => continue, () = stop.cancelled() => break }
             }
-            Ok(ServeEnd::Ended) => {}
-            Err(error) => tracing::warn!(%error, "NVIDIA's plugin cannot register"),
+            Ok(ServeEnd::Reregister) => {}
+            Err(error) => tracing::warn!(%error, "serving registrations of NVIDIA's plugin failed; retrying"),
         }
         pause = if began.elapsed() >= QUIET { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
         tokio::select! { () = tokio::time::sleep(pause) => {}, () = stop.cancelled() => {} }
@@ -49,14 +49,14 @@ pub async fn run(upstreams: Arc<Upstreams>, mut directory: DirectoryWatch, stop:
     let _ = std::fs::remove_file(&path);
 }
 
-/// Waits until the kubelet that wiped the directory is done with it.
+/// Waits until the kubelet that deletes all sockets at its start is done with that.
 ///
-/// A kubelet that starts deletes all sockets one by one and makes its own last (`pkg/kubelet/cm/devicemanager/plugin/v1beta1`,
-/// `server.go`). NVIDIA's plugin starts anew when it sees the socket that it registers with: made too early, its own socket
-/// falls to the same wipe, and it tries again 30 s later.
-async fn wiped(directory: &mut DirectoryWatch, before: Option<Stamp>) {
+/// A kubelet that starts deletes all sockets one by one and creates its own last (`pkg/kubelet/cm/devicemanager/plugin/v1beta1`,
+/// `server.go`). NVIDIA's plugin restarts when it sees the socket that it registers with: created too early, its own socket
+/// is deleted as well, and it retries 30 s later.
+async fn kubelet_socket_recreated(directory: &mut DirectoryWatch, before: Option<Stamp>) {
     let kubelet = directory.path().join(KUBELET);
-    let same_for_long = tokio::time::sleep(WIPE);
+    let same_for_long = tokio::time::sleep(CLEANUP);
     tokio::pin!(same_for_long);
     loop {
         let now = Stamp::of(&kubelet);
@@ -70,7 +70,7 @@ async fn wiped(directory: &mut DirectoryWatch, before: Option<Stamp>) {
     }
 }
 
-/// One life of the socket.
+/// Serves one socket until it is gone or `upstreams` requests another.
 async fn serve(
     upstreams: &Arc<Upstreams>,
     path: &Path,
@@ -80,19 +80,19 @@ async fn serve(
     let listener = bind(path)?;
     let own = Stamp::of(path);
     let over = stop.child_token();
-    let service = RegistrationServer::new(Desk { upstreams: upstreams.clone() });
+    let service = RegistrationServer::new(RegistrationService { upstreams: upstreams.clone() });
     let mut server = tokio::spawn(
         Server::builder()
             .add_service(service)
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), over.clone().cancelled_owned()),
     );
-    tracing::info!(socket = %path.display(), "NVIDIA's plugin may register");
+    tracing::info!(socket = %path.display(), "waiting for NVIDIA's plugin to register");
     let outcome = loop {
         tokio::select! {
-            () = directory.changed() => if Stamp::of(path) != own { break ServeEnd::Gone },
-            () = upstreams.reregistration_requested() => break ServeEnd::Ended,
-            () = stop.cancelled() => break ServeEnd::Ended,
-            _ = &mut server => break ServeEnd::Ended,
+            () = directory.changed() => if Stamp::of(path) != own { break ServeEnd::SocketDeleted },
+            () = upstreams.reregistration_requested() => break ServeEnd::Reregister,
+            () = stop.cancelled() => break ServeEnd::Reregister,
+            _ = &mut server => break ServeEnd::Reregister,
         }
     };
     over.cancel();
@@ -102,20 +102,18 @@ async fn serve(
     Ok(outcome)
 }
 
-/// How a life of the socket ended.
 enum ServeEnd {
-    /// Someone deleted it.
-    Gone,
-    /// A doubt, or the end.
-    Ended,
+    SocketDeleted,
+    /// NVIDIA's plugin is to register again, or the agent stops.
+    Reregister,
 }
 
-struct Desk {
+struct RegistrationService {
     upstreams: Arc<Upstreams>,
 }
 
 #[tonic::async_trait]
-impl Registration for Desk {
+impl Registration for RegistrationService {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
         if request.version != VERSION {
@@ -150,11 +148,13 @@ mod tests {
     }
 
     async fn back(watch: &mut DirectoryWatch, before: Option<Stamp>) -> bool {
-        tokio::time::timeout(Duration::from_millis(200), wiped(watch, before)).await.is_ok()
+        tokio::time::timeout(Duration::from_millis(200), kubelet_socket_recreated(watch, before))
+            .await
+            .is_ok()
     }
 
     #[tokio::test]
-    async fn the_wipe_of_a_starting_kubelet_is_waited_for() {
+    async fn a_starting_kubelet_deletes_its_sockets_first() {
         let dir = tempfile::tempdir().unwrap();
         let stop = CancellationToken::new();
         let mut watch = DirectoryWatch::start(dir.path().to_path_buf(), stop.clone());
@@ -162,19 +162,19 @@ mod tests {
         let old = Stamp::of(&dir.path().join(KUBELET));
         assert!(!back(&mut watch, old).await, "the old kubelet's socket is not deleted yet");
         std::fs::remove_file(dir.path().join(KUBELET)).unwrap();
-        assert!(!back(&mut watch, old).await, "the new kubelet has not made its socket yet");
+        assert!(!back(&mut watch, old).await, "the new kubelet has not created its socket yet");
         kubelet_starts(dir.path());
-        wiped(&mut watch, old).await;
+        kubelet_socket_recreated(&mut watch, old).await;
         stop.cancel();
     }
 
     #[tokio::test]
-    async fn a_socket_that_someone_else_deleted_comes_back() {
+    async fn a_socket_deleted_without_a_kubelet_start_is_created_again() {
         let dir = tempfile::tempdir().unwrap();
         let stop = CancellationToken::new();
         let mut watch = DirectoryWatch::start(dir.path().to_path_buf(), stop.clone());
         kubelet_starts(dir.path());
-        wiped(&mut watch, Stamp::of(&dir.path().join(KUBELET))).await;
+        kubelet_socket_recreated(&mut watch, Stamp::of(&dir.path().join(KUBELET))).await;
         stop.cancel();
     }
 }

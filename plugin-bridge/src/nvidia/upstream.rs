@@ -19,43 +19,30 @@ use gpu_migrate_kubelet_api::deviceplugin::{Device, DevicePluginOptions, Empty, 
 
 /// How long the plugin gets to serve the socket that it registered, and to answer for its options.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long its devices stay in the list after its stream ended: it makes its sockets anew in 25 to 40 ms. A new pod of it needs
-/// more than this (0.6 s was seen), and if that one registers with the kubelet itself, ours must have ended before.
-const RETURN: Duration = Duration::from_millis(300);
+/// How long its devices stay listed after its stream ended: it re-creates its sockets in 25 to 40 ms. A new pod of it needs
+/// more than this (0.6 s was seen), and if that one registers with the kubelet itself, our endpoint must have ended before.
+const RECONNECT: Duration = Duration::from_millis(300);
 
-/// How long a call waits for a plugin that is on its way back: the whole node waits with it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a call waits for a plugin that is registering again: every pod of the node waits with it.
+const REGISTRATION: Duration = Duration::from_secs(1);
 
 /// Why a call cannot be passed through.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// It is not there, and did not come back in time.
     #[error(
         "NVIDIA's plugin is not registered for {resource}; is KUBELET_SOCKET of its DaemonSet set to {socket}?"
     )]
-    Away {
-        /// The resource.
-        resource: String,
-        /// The path that it should register with.
-        socket: String,
-    },
-    /// It answered with an error, or not in time.
+    NotRegistered { resource: String, socket: String },
     #[error("NVIDIA's plugin failed for {resource}: {status}")]
-    Failed {
-        /// The resource.
-        resource: String,
-        /// Its answer.
-        status: Box<Status>,
-    },
+    Failed { resource: String, status: Box<Status> },
 }
 
-/// What is said of a resource of NVIDIA's plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Announcement {
-    /// It has its first list, or its first after a new registration.
-    Here(String),
-    /// It did not come back.
-    Gone(String),
+    /// With its first list of devices.
+    Registered(String),
+    /// Its stream ended and it did not register again.
+    Lost(String),
 }
 
 /// One registration of one resource.
@@ -65,7 +52,6 @@ pub struct Upstream {
     pub epoch: u64,
     /// The connection, with the stream on it.
     pub client: DevicePluginClient<Channel>,
-    /// What it wants to be asked.
     pub options: DevicePluginOptions,
 }
 
@@ -74,42 +60,42 @@ pub struct Upstream {
 pub struct Upstreams {
     node: Arc<Node>,
     folder: PathBuf,
-    slots: Mutex<BTreeMap<String, Arc<Slot>>>,
+    resources: Mutex<BTreeMap<String, Arc<Registrations>>>,
     announce: mpsc::UnboundedSender<Announcement>,
-    doubt: Notify,
-    vouched: Arc<dyn HealthSource>,
+    reregister: Notify,
+    health: Arc<dyn HealthSource>,
 }
 
-/// Says when a card was last found well by something other than NVIDIA's plugin.
+/// Tells when a card was last found healthy by something other than NVIDIA's plugin.
 pub trait HealthSource: Send + Sync + std::fmt::Debug {
-    /// The last time, or `None` where nothing can tell.
+    /// `None` where the card is not monitored.
     fn last_healthy_at(&self, card: usize) -> Option<Millis>;
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Registrations {
     current: watch::Sender<Option<Upstream>>,
     epoch: Mutex<(u64, CancellationToken)>,
     memory: Mutex<HealthMemory>,
 }
 
 impl Upstreams {
-    /// Nothing registered yet. The receiver hears of each resource when it comes and when it goes.
+    /// Nothing registered yet. The receiver gets each resource when it is registered and when it is lost.
     #[must_use]
     pub fn new(
         node: Arc<Node>,
-        vouched: Arc<dyn HealthSource>,
+        health: Arc<dyn HealthSource>,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Announcement>) {
         let (announce, announced) = mpsc::unbounded_channel();
         let folder = node.paths.device_plugins();
-        let slots = Mutex::new(BTreeMap::new());
-        (Arc::new(Self { node, folder, slots, announce, doubt: Notify::new(), vouched }), announced)
+        let resources = Mutex::new(BTreeMap::new());
+        (Arc::new(Self { node, folder, resources, announce, reregister: Notify::new(), health }), announced)
     }
 
-    /// Takes a registration: a new epoch, whose stream replaces the old one.
+    /// Starts a new epoch, whose stream replaces the old one.
     ///
     /// # Errors
-    /// The refusal, for a resource that is not NVIDIA's to serve.
+    /// For a resource that the node agent serves itself.
     pub fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<(), Status> {
         let resource = request.resource_name.clone();
         let ours = self.node.with(|state, _| {
@@ -117,11 +103,16 @@ impl Upstreams {
             resource == dialect.cores || resource == dialect.memory
         });
         if ours {
-            return Err(Status::already_exists(format!("{resource} is served by gpu-migrate-bridge itself")));
+            return Err(Status::already_exists(format!("{resource} is served by the node agent itself")));
         }
-        let slot = self.slots.lock().entry(resource.clone()).or_insert_with(|| Arc::new(Slot::new())).clone();
+        let entry = self
+            .resources
+            .lock()
+            .entry(resource.clone())
+            .or_insert_with(|| Arc::new(Registrations::new()))
+            .clone();
         let (epoch, stop) = {
-            let mut current = slot.epoch.lock();
+            let mut current = entry.epoch.lock();
             // The old stream ends before the new one begins.
             current.1.cancel();
             *current = (current.0 + 1, CancellationToken::new());
@@ -133,11 +124,11 @@ impl Upstreams {
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                outcome = this.follow(&slot, epoch, &request) => {
+                outcome = this.follow(&entry, epoch, &request) => {
                     if let Err(status) = outcome {
                         tracing::warn!(resource = %request.resource_name, epoch, %status, "lost NVIDIA's plugin");
                     }
-                    this.ended(&slot, epoch, &request.resource_name).await;
+                    this.ended(&entry, epoch, &request.resource_name).await;
                 }
             }
         });
@@ -145,7 +136,12 @@ impl Upstreams {
     }
 
     /// The one stream of a registration, from its beginning to its end.
-    async fn follow(&self, slot: &Slot, epoch: u64, request: &RegisterRequest) -> Result<(), Status> {
+    async fn follow(
+        &self,
+        entry: &Registrations,
+        epoch: u64,
+        request: &RegisterRequest,
+    ) -> Result<(), Status> {
         let socket = self.folder.join(&request.endpoint);
         let unreachable =
             |e: tonic::transport::Error| Status::unavailable(format!("{}: {e}", socket.display()));
@@ -161,31 +157,37 @@ impl Upstreams {
         let mut announced = false;
         while let Some(list) = stream.message().await? {
             let devices = list.devices().map_err(|error| Status::internal(error.to_string()))?;
-            let devices = self.judge(slot, epoch, devices);
+            let devices = self.with_reported_health(entry, epoch, devices);
             tracing::info!(
                 resource = %request.resource_name, epoch, devices = devices.len(),
-                unhealthy = devices.iter().filter(|d| !d.healthy).count(), "NVIDIA's plugin lists"
+                unhealthy = devices.iter().filter(|d| !d.healthy).count(), "NVIDIA's plugin listed its devices"
             );
             self.node.with(|state, _| state.observe_upstream(&request.resource_name, Some(devices)));
             if !announced {
                 announced = true;
-                slot.current.send_replace(Some(Upstream { epoch, client: client.clone(), options }));
-                // Nobody listens any more only when the agent is stopping.
-                let _ = self.announce.send(Announcement::Here(request.resource_name.clone()));
+                entry.current.send_replace(Some(Upstream { epoch, client: client.clone(), options }));
+                // The receiver is gone only when the agent is stopping.
+                let _ = self.announce.send(Announcement::Registered(request.resource_name.clone()));
             }
         }
         Ok(())
     }
 
-    fn judge(&self, slot: &Slot, epoch: u64, devices: Vec<Device>) -> Vec<UpstreamDevice> {
-        let mut memory = slot.memory.lock();
+    fn with_reported_health(
+        &self,
+        entry: &Registrations,
+        epoch: u64,
+        devices: Vec<Device>,
+    ) -> Vec<UpstreamDevice> {
+        let mut memory = entry.memory.lock();
         self.node.with(|state, now| {
             devices
                 .into_iter()
                 .map(|device| {
                     let card = state.card_of(&DeviceKey::Legacy(device.id.as_str().into()));
-                    let vouched = card.and_then(|card| self.vouched.last_healthy_at(card.position()));
-                    let healthy = memory.judge(epoch, &device.id, device.health == HEALTHY, vouched, now);
+                    let last_healthy = card.and_then(|card| self.health.last_healthy_at(card.position()));
+                    let healthy =
+                        memory.is_healthy(epoch, &device.id, device.health == HEALTHY, last_healthy, now);
                     let numa =
                         device.topology.map(|t| t.nodes.iter().map(|n| n.id).collect()).unwrap_or_default();
                     UpstreamDevice { id: device.id.into(), healthy, numa }
@@ -196,65 +198,71 @@ impl Upstreams {
 
     /// The stream of this epoch is over. Unless another registration comes soon, its devices are withdrawn.
     ///
-    /// First wait, then doubt: a plugin that restarts registers by itself, and a new socket would make it restart again.
-    async fn ended(&self, slot: &Slot, epoch: u64, resource: &str) {
-        slot.current.send_if_modified(|current| {
+    /// Waits first: a plugin that restarts registers by itself, and a new socket would make it restart again.
+    async fn ended(&self, entry: &Registrations, epoch: u64, resource: &str) {
+        entry.current.send_if_modified(|current| {
             let mine = current.as_ref().is_some_and(|u| u.epoch == epoch);
             if mine {
                 *current = None;
             }
             mine
         });
-        tokio::time::sleep(RETURN).await;
-        if slot.epoch.lock().0 == epoch {
-            tracing::warn!(resource, "NVIDIA's plugin did not come back; its devices are withdrawn");
+        tokio::time::sleep(RECONNECT).await;
+        if entry.epoch.lock().0 == epoch {
+            tracing::warn!(
+                resource,
+                "NVIDIA's plugin did not register again; its devices are listed as unhealthy"
+            );
             self.node.with(|state, _| state.upstream_lost(resource));
-            let _ = self.announce.send(Announcement::Gone(resource.to_owned()));
+            let _ = self.announce.send(Announcement::Lost(resource.to_owned()));
             self.request_reregistration();
         }
     }
 
-    /// Something is not right with NVIDIA's plugin: have it register anew.
+    /// Has NVIDIA's plugin register again, by a new socket.
     pub fn request_reregistration(&self) {
-        self.doubt.notify_one();
+        self.reregister.notify_one();
     }
 
-    /// Waits for a doubt.
     pub async fn reregistration_requested(&self) {
-        self.doubt.notified().await;
+        self.reregister.notified().await;
     }
 
-    /// The current registration of a resource; waits a moment for one that is on its way.
+    /// The current registration of a resource; waits a moment for one that is expected.
     ///
     /// # Errors
-    /// [`UpstreamError::Away`].
+    /// [`UpstreamError::NotRegistered`].
     pub async fn get(&self, resource: &str) -> Result<Upstream, UpstreamError> {
-        let away = || UpstreamError::Away {
+        let not_registered = || UpstreamError::NotRegistered {
             resource: resource.to_owned(),
             socket: self.folder.join(super::SOCKET).display().to_string(),
         };
-        let slot = self.slots.lock().get(resource).cloned().ok_or_else(away)?;
-        let mut current = slot.current.subscribe();
-        let found = tokio::time::timeout(PATIENCE, current.wait_for(Option::is_some)).await;
-        found.ok().and_then(Result::ok).and_then(|u| u.clone()).ok_or_else(away)
+        let entry = self.resources.lock().get(resource).cloned().ok_or_else(not_registered)?;
+        let mut current = entry.current.subscribe();
+        let found = tokio::time::timeout(REGISTRATION, current.wait_for(Option::is_some)).await;
+        found.ok().and_then(Result::ok).and_then(|u| u.clone()).ok_or_else(not_registered)
     }
 
-    /// What the plugin wants to be asked, as of its last registration.
+    /// The plugin's options, as of its last registration.
     #[must_use]
     pub fn options(&self, resource: &str) -> DevicePluginOptions {
-        let slot = self.slots.lock().get(resource).cloned();
-        let options = slot.and_then(|slot| slot.current.borrow().as_ref().map(|u| u.options));
+        let entry = self.resources.lock().get(resource).cloned();
+        let options = entry.and_then(|entry| entry.current.borrow().as_ref().map(|u| u.options));
         options.unwrap_or_default()
     }
 
-    /// Whether each resource has a living registration.
+    /// Whether each resource is registered now.
     #[must_use]
     pub fn registered_resources(&self) -> BTreeMap<String, bool> {
-        self.slots.lock().iter().map(|(name, slot)| (name.clone(), slot.current.borrow().is_some())).collect()
+        self.resources
+            .lock()
+            .iter()
+            .map(|(name, entry)| (name.clone(), entry.current.borrow().is_some()))
+            .collect()
     }
 }
 
-impl Slot {
+impl Registrations {
     fn new() -> Self {
         Self {
             current: watch::Sender::new(None),

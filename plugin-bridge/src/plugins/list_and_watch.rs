@@ -21,7 +21,7 @@ pub(super) type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchRespon
 pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: CancellationToken) -> ListStream {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        let mut changes = node.settled();
+        let mut changes = node.deferred_changes();
         let mut last: Option<Listing> = None;
         loop {
             changes.borrow_and_update();

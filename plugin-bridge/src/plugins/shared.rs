@@ -1,52 +1,49 @@
 //! The plugins of the two vcuda resources.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use gpu_migrate_kubelet_api::deviceplugin::{
+    ContainerAllocateResponse, ContainerPreferredAllocationRequest, DevicePluginOptions,
+    PreStartContainerResponse,
+};
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
-use gpu_migrate_model::units::Cores;
+use gpu_migrate_model::units::{CardIndex, Cores};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
 use super::answer::AnswerStyle;
 use super::cdi::CdiSpecs;
-use super::list_and_watch::{ListStream, watch_list};
-use super::{not_written, refused};
-use crate::decide::{AllocateError, Resource, SharedGrant, StartRefusal};
+use super::not_written;
+use super::service::{POD_RESOURCES, Plugin, Service, decide_twice};
+use crate::decide::{Resource, SharedGrant, StartRefusal};
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
-use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
-use gpu_migrate_kubelet_api::deviceplugin::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
-    DevicePluginOptions, Empty, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse,
-};
 
-/// A second look at the kubelet before an Allocate is refused: the whole node waits for it.
-const SECOND_LOOK: Duration = Duration::from_millis(300);
-/// The kubelet waits 30 s for PreStartContainer.
+/// How long PreStartContainer waits for the holder to be named. The kubelet waits 30 s.
 const IDENTITY: Duration = Duration::from_secs(3);
-/// Sources are not asked in a loop, however often the books change.
+/// Sources are not read in a loop, however often the state changes.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// One vcuda resource, for one registration.
-pub struct SharedPlugin {
+pub type SharedPlugin = Service<Shared>;
+
+/// One vcuda resource.
+pub struct Shared {
     node: Arc<Node>,
     resource: SharedResource,
     config: Arc<AllocateConfig>,
-    streams: CancellationToken,
 }
 
-/// How containers are given their cards on this node.
+/// How Allocate is answered on this node.
 #[derive(Debug)]
 pub struct AllocateConfig {
-    /// How cards are shown.
+    /// How cards are shown to the container.
     pub style: AnswerStyle,
-    /// How shares are kept apart.
+    /// How shares are limited to their part.
     pub isolation: Arc<dyn Isolation>,
-    /// Our own CDI specifications, where NVIDIA's are not at hand.
+    /// Our own CDI specifications, where NVIDIA's are not available.
     pub cdi: Option<CdiSpecs>,
 }
 
@@ -65,43 +62,13 @@ impl SharedPlugin {
         config: Arc<AllocateConfig>,
         streams: CancellationToken,
     ) -> Self {
-        Self { node, resource, config, streams }
+        Self { plugin: Shared { node, resource, config }, streams }
     }
+}
 
-    async fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
-        self.node.read_checkpoint();
-        self.node.wait_for_candidate(self.resource, ids.len()).await;
-        let mut outcome = self.decide(ids);
-        if matches!(outcome, Err(AllocateError::NoFreeCapacity { .. })) {
-            // Perhaps a holder is gone and nobody has said so yet.
-            let look = tokio::time::timeout(SECOND_LOOK, self.node.list_pod_resources()).await;
-            tracing::debug!(heard = matches!(look, Ok(Ok(_))), "asked pod-resources before refusing");
-            self.node.read_checkpoint();
-            outcome = self.decide(ids);
-        }
-        let granted = outcome.map_err(|refusal| {
-            tracing::warn!(resource = ?self.resource, %refusal, "Allocate refused");
-            refused(&refusal)
-        })?;
-        // Also where this one does not deviate: a row of one that ended would be read back as this one's. Most often nothing
-        // has changed.
-        if let Err(error) = self.node.write_deviations() {
-            if !granted.repeated {
-                self.node.with(|state, _| state.roll_back(granted.grant));
-            }
-            return Err(not_written(&error));
-        }
-        tracing::info!(
-            resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
-            deviates = granted.deviates, repeated = granted.repeated, "allocated"
-        );
-        let mut answer = self.answer(&granted, ids);
-        self.describe(&granted, ids, &mut answer)?;
-        Ok(answer)
-    }
-
+impl Shared {
     /// Writes our own CDI file for these cards before a runtime can look for it.
-    fn describe(
+    fn write_cdi(
         &self,
         granted: &SharedGrant,
         ids: &[String],
@@ -111,39 +78,42 @@ impl SharedPlugin {
         if self.resource != SharedResource::Cores || !self.config.style.uses_cdi() {
             return Ok(());
         }
-        let cards: Vec<Card> = self.node.with(|state, _| {
-            granted.cards.iter().filter_map(|index| state.ledger().card(*index).cloned()).collect()
-        });
+        let cards = self.cards(granted.cards.iter().copied());
         let device = specs
             .write(&key(ids), &cards.iter().collect::<Vec<_>>())
-            .map_err(|e| Status::unavailable(format!("the CDI specification could not be written: {e}")))?;
+            .map_err(|e| Status::unavailable(format!("writing the CDI specification failed: {e}")))?;
         self.config.style.put_own_cdi(&device, answer);
         Ok(())
     }
 
-    /// The host is made ready for a container that is known by now. Once for its cores; its memory says nothing new.
+    fn cards(&self, indexes: impl IntoIterator<Item = CardIndex>) -> Vec<Card> {
+        self.node.with(|state, _| {
+            indexes.into_iter().filter_map(|index| state.ledger().card(index).cloned()).collect()
+        })
+    }
+
+    /// Prepares the host for a container whose holder is known by now. Once, for its cores.
     fn prepare(&self, holder: &HolderId, ids: &[String]) -> std::io::Result<()> {
         if self.resource != SharedResource::Cores {
             return Ok(());
         }
-        let (cards, demand) = self.node.with(|state, _| {
-            let ledger = state.ledger();
-            let cards: Vec<Card> =
-                ledger.held_by(holder).filter_map(|(index, _)| ledger.card(index).cloned()).collect();
-            (cards, state.demand_of_holder(holder))
+        let (held, demand) = self.node.with(|state, _| {
+            let held: Vec<CardIndex> = state.ledger().held_by(holder).map(|(index, _)| index).collect();
+            (held, state.demand_of_holder(holder))
         });
+        let cards = self.cards(held);
         let cards: Vec<&Card> = cards.iter().collect();
         self.config.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
     }
 
-    /// Who starts, once the kubelet has named him and his memory is where his cores are. Sources follow one another, so it
-    /// waits a little; only this container waits with it.
+    /// The container that starts, once the kubelet has named it and its memory is on the cards of its cores. Sources follow one
+    /// another, so this waits a little; only this container waits with it.
     async fn may_start(&self, ids: &[String]) -> Result<HolderId, StartRefusal> {
-        let ask = || {
+        let check = || {
             self.node.read_checkpoint();
             self.node.with(|state, _| state.may_start(self.resource, ids))
         };
-        let first = ask();
+        let first = check();
         if first.is_ok() {
             return first;
         }
@@ -154,19 +124,15 @@ impl SharedPlugin {
                 if let Err(error) = self.node.list_pod_resources().await {
                     tracing::debug!(%error, "pod-resources did not answer");
                 }
-                if ask().is_ok() {
+                if check().is_ok() {
                     return;
                 }
-                let _ = tokio::time::timeout(SECOND_LOOK, changes.changed()).await;
+                let _ = tokio::time::timeout(POD_RESOURCES, changes.changed()).await;
                 tokio::time::sleep(SETTLE).await;
             }
         };
         let _ = tokio::time::timeout(IDENTITY, named).await;
-        ask()
-    }
-
-    fn decide(&self, ids: &[String]) -> Result<SharedGrant, AllocateError> {
-        self.node.with(|state, now| state.allocate_shared(self.resource, ids, now))
+        check()
     }
 
     fn answer(&self, granted: &SharedGrant, ids: &[String]) -> ContainerAllocateResponse {
@@ -180,8 +146,8 @@ impl SharedPlugin {
                     self.config.isolation.shape(&share, &mut answer);
                     answer
                 }
-                // The answers of a container are merged, and where they differ one wins at random: only the one for cores says
-                // which cards are seen, so that they are those whose cores are accounted for.
+                // The kubelet merges the answers of a container, and where they differ one wins at random: only the one for cores
+                // names cards, so that the container sees those on which its cores are accounted for.
                 SharedResource::Memory
                     if granted.demand.cores > Cores::ZERO || granted.candidate.is_none() =>
                 {
@@ -193,83 +159,71 @@ impl SharedPlugin {
     }
 }
 
-/// Names a container by its first core: nobody else has it while this container does.
+/// Identifies a container by its first core: no other container has that at the same time.
 #[must_use]
 pub fn key(ids: &[String]) -> String {
     ids.iter().min().map(|id| id.replace('/', "_")).unwrap_or_default()
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for SharedPlugin {
-    type ListAndWatchStream = ListStream;
+impl Plugin for Shared {
+    const KIND: &'static str = "shared";
 
-    async fn get_device_plugin_options(
-        &self,
-        _: Request<Empty>,
-    ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(Self::options()))
+    fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let resource = Resource::Shared(self.resource);
-        Ok(Response::new(watch_list(self.node.clone(), resource, self.streams.clone())))
+    fn resource(&self) -> Resource {
+        Resource::Shared(self.resource)
     }
 
-    async fn get_preferred_allocation(
-        &self,
-        request: Request<PreferredAllocationRequest>,
-    ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        self.node.read_checkpoint();
-        let requests = request.into_inner().container_requests;
-        let mut container_responses = Vec::new();
-        for ask in requests {
-            let size = usize::try_from(ask.allocation_size).unwrap_or(0);
-            self.node.wait_for_candidate(self.resource, size).await;
-            let device_ids = self.node.with(|state, _| {
-                state.preferred_shared(
-                    self.resource,
-                    &ask.available_device_ids,
-                    &ask.must_include_device_ids,
-                    size,
-                )
-            });
-            container_responses.push(ContainerPreferredAllocationResponse { device_ids });
+    fn options(&self) -> DevicePluginOptions {
+        SharedPlugin::options()
+    }
+
+    async fn prefer(&self, request: ContainerPreferredAllocationRequest) -> Vec<String> {
+        let size = usize::try_from(request.allocation_size).unwrap_or(0);
+        self.node.wait_for_candidate(self.resource, size).await;
+        self.node.with(|state, _| {
+            let (offered, must) = (&request.available_device_ids, &request.must_include_device_ids);
+            state.preferred_shared(self.resource, offered, must, size)
+        })
+    }
+
+    async fn allocate(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
+        self.node.wait_for_candidate(self.resource, ids.len()).await;
+        let decide = || self.node.with(|state, now| state.allocate_shared(self.resource, ids, now));
+        let granted = decide_twice(&self.node, decide).await?;
+        // Also where this grant does not deviate: a row of an ended one would be read back as this one's. Mostly unchanged.
+        if let Err(error) = self.node.write_deviations() {
+            if !granted.repeated {
+                self.node.with(|state, _| state.roll_back(granted.grant));
+            }
+            return Err(not_written(&error));
         }
-        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+        tracing::info!(
+            resource = ?self.resource, devices = ids.len(), cards = ?granted.cards, candidate = ?granted.candidate,
+            deviates = granted.deviates, repeated = granted.repeated, "allocated"
+        );
+        let mut answer = self.answer(&granted, ids);
+        self.write_cdi(&granted, ids, &mut answer)?;
+        Ok(answer)
     }
 
-    async fn allocate(
-        &self,
-        request: Request<AllocateRequest>,
-    ) -> Result<Response<AllocateResponse>, Status> {
-        let began = Instant::now();
-        let mut container_responses = Vec::new();
-        for ask in request.into_inner().container_requests {
-            let answer = self.allocate_one(&ask.devices_ids).await;
-            self.node.metrics.allocated("shared", answer.is_ok(), began.elapsed());
-            container_responses.push(answer?);
-        }
-        Ok(Response::new(AllocateResponse { container_responses }))
-    }
-
-    async fn pre_start_container(
-        &self,
-        request: Request<PreStartContainerRequest>,
-    ) -> Result<Response<PreStartContainerResponse>, Status> {
-        let ids = request.into_inner().devices_ids;
-        let holder = self.may_start(&ids).await.map_err(|not_yet| {
-            tracing::warn!(resource = ?self.resource, devices = ids.len(), %not_yet, "a container has to wait");
-            Status::unavailable(not_yet.to_string())
+    async fn pre_start(&self, ids: Vec<String>) -> Result<PreStartContainerResponse, Status> {
+        let holder = self.may_start(&ids).await.map_err(|refusal| {
+            tracing::warn!(resource = ?self.resource, devices = ids.len(), %refusal, "PreStartContainer refused");
+            Status::unavailable(refusal.to_string())
         })?;
-        // Where its memory was brought to its cores: another life must know it while the container runs.
+        // Where its memory was moved to its cores: the next process must know it while the container runs.
         self.node.write_deviations().map_err(|error| not_written(&error))?;
         tracing::debug!(%holder, resource = ?self.resource, "container starts");
         self.prepare(&holder, &ids).map_err(|e| {
             Status::internal(format!(
-                "{holder}: isolation {} could not be prepared: {e}",
+                "{holder}: preparing isolation {} failed: {e}",
                 self.config.isolation.name()
             ))
         })?;
-        Ok(Response::new(PreStartContainerResponse {}))
+        Ok(PreStartContainerResponse {})
     }
 }
