@@ -190,9 +190,10 @@ fn the_extender_is_never_ignorable_and_sees_both_kinds() {
 
 #[test]
 fn the_backstop_asks_what_the_webhook_asks() {
-    use gpu_migrate_webhook::register::{Address, Registration};
-    let registration = Registration::new(Address::Url("https://unused".into()), "gpu-migrate-system");
-    let [policy, _] = registration.admission_policy(false);
+    use gpu_migrate_webhook::configuration::{Address, WebhookConfiguration};
+    let configuration =
+        WebhookConfiguration::new(Address::Url("https://unused".into()), "gpu-migrate-system");
+    let [policy, _] = configuration.admission_policy(false);
     let ours = read("backstop/policy.yaml").remove(0);
     let squeeze =
         |text: &Value| text.as_str().unwrap().split_whitespace().collect::<String>().replace("(('", "('");

@@ -9,7 +9,7 @@ use gpu_migrate_replay::snapshot::migrate::{Gain, migrate};
 use gpu_migrate_replay::snapshot::plan::Plan;
 use gpu_migrate_replay::snapshot::read::{Snapshot, SnapshotError};
 use gpu_migrate_replay::snapshot::report;
-use gpu_migrate_webhook::file::PolicyFile;
+use gpu_migrate_webhook::policy_file::PolicyFile;
 use serde_json::{Value, json};
 
 /// A node with two cards of 40 blocks.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 use gpu_migrate_model::names::{Dialect, LabelKeys};
 
+use crate::configuration::Address;
 use crate::policy::Settings;
-use crate::register::Address;
 
 /// Mutating admission webhook: rewrites whole-card GPU requests into shares, project by project.
 ///
@@ -96,7 +96,7 @@ pub struct TlsArgs {
 
 /// Whether and how the webhook registers itself.
 #[derive(Clone, Debug, ClapArgs)]
-#[command(next_help_heading = "Registration")]
+#[command(next_help_heading = "WebhookConfiguration")]
 pub struct RegistrationArgs {
     /// Create and maintain the MutatingWebhookConfiguration.
     #[arg(long, env = "GPU_MIGRATE_REGISTER")]
@@ -169,10 +169,10 @@ impl NameArgs {
             core_resource,
             memory_resource,
         } = self.clone();
-        let mut never = Settings::default().never;
-        never.insert(own_namespace.to_owned());
+        let mut excluded_namespaces = Settings::default().excluded_namespaces;
+        excluded_namespaces.insert(own_namespace.to_owned());
         Settings {
-            never,
+            excluded_namespaces,
             dialect: Dialect {
                 legacy: legacy_resource,
                 cores: core_resource,
@@ -214,8 +214,11 @@ mod tests {
         let args = Args::parse_from(["gpu-migrate-webhook"]);
         assert_eq!(args.tls.certificate_lifetime, Duration::from_secs(7 * 24 * 3600));
         let settings = args.names.settings(&args.namespace);
-        assert!(settings.never.contains("gpu-migrate-system"));
-        assert_eq!(Settings { never: Settings::default().never, ..settings }, Settings::default());
+        assert!(settings.excluded_namespaces.contains("gpu-migrate-system"));
+        assert_eq!(
+            Settings { excluded_namespaces: Settings::default().excluded_namespaces, ..settings },
+            Settings::default()
+        );
     }
 
     #[test]

@@ -15,11 +15,8 @@ use crate::policy::{Constant, Mode, Policies, Policy, Rollout, Scheduling, Setti
 /// A policy that is not in force, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// Its name.
     pub name: String,
-    /// Its generation.
     pub generation: i64,
-    /// What is wrong with it.
     pub reason: PolicyError,
 }
 
@@ -29,9 +26,7 @@ pub struct Rejected {
 pub struct PolicyError {
     /// Path of the field.
     pub field: String,
-    /// Its value.
     pub value: String,
-    /// What was expected.
     pub expected: &'static str,
 }
 

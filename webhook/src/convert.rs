@@ -24,18 +24,14 @@ pub struct Override {
     pub product: Option<String>,
     /// Only for containers of this name.
     pub container: Option<String>,
-    /// Cores for one card.
     pub cores: Option<u32>,
-    /// Blocks for one card.
     pub blocks: Option<u32>,
 }
 
 /// The conversion that a policy asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// Resource names.
     pub dialect: Dialect,
-    /// For one card.
     pub base: Ratio,
     /// Exceptions, from the least specific (product) to the most (container and product).
     pub overrides: Vec<Override>,
@@ -48,20 +44,16 @@ pub struct Conversion {
 /// What one container asks for and what it gets instead.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversions<'c> {
-    /// Whole cards it asked for.
     pub cards: u32,
     /// Names of the resources that go away.
     pub replaced: Vec<&'c str>,
-    /// Cores it gets.
     pub cores: u32,
-    /// Blocks it gets.
     pub blocks: u32,
     /// Names of GPU resources that stay, since no policy maps them.
     pub left: Vec<&'c str>,
 }
 
 impl Conversions<'_> {
-    /// Whether the container changes.
     #[must_use]
     pub fn converts(&self) -> bool {
         self.cores > 0 || self.blocks > 0

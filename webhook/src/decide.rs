@@ -9,14 +9,13 @@ use serde_json::Value;
 
 use crate::convert::{Conversions, asks, gpu_resources, is_shared, names_gpu};
 use crate::policy::{Mode, Policies, Policy, Selected};
-use crate::rewrite::Edits;
+use crate::rewrite::PatchBuilder;
 use crate::text::PatchText;
 use crate::view::{ContainerView, PodView};
 
 /// What is known about a pod besides the pod.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'f> {
-    /// Its namespace.
+pub struct RequestContext<'f> {
     pub namespace: &'f str,
     /// The namespace's labels. Unknown ones (`None`) count as opted in, since the API server only sends us pods of
     /// namespaces that are; the project must then be on the pod.
@@ -25,15 +24,13 @@ pub struct Facts<'f> {
     pub rollout_key: &'f str,
 }
 
-/// What was decided.
 #[derive(Clone, Debug)]
 pub struct Decision<'p> {
-    /// In one word.
     pub outcome: Outcome,
     /// What changes; empty when nothing does.
     pub patch: PatchText,
-    /// What would change if the policy were enforced; only filled in Audit mode.
-    pub would: PatchText,
+    /// The patch that Enforce mode would apply; only filled in Audit mode.
+    pub audit_patch: PatchText,
     /// `name@generation` of the policy that decided.
     pub policy: Option<&'p str>,
     /// For the user, at most 120 characters each.
@@ -49,32 +46,23 @@ pub struct Decision<'p> {
 /// What one container asked for and what it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Its name.
     pub container: String,
     /// Whether it is an init container or sidecar.
     pub init: bool,
-    /// Whole cards it asked for.
     pub cards: u32,
-    /// Cores it gets.
     pub cores: u32,
-    /// Blocks it gets.
     pub blocks: u32,
 }
 
-/// What happens to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It becomes a shared pod.
     Converted,
-    /// It keeps its request; cards that it did not ask for were hidden, or a card choice that is not its own removed.
+    /// It keeps its request. Cards that it did not ask for are hidden, or the copied card choice of another pod is removed.
     Guarded,
     /// It would change if the policy were enforced.
     Audited,
-    /// Its request cannot be converted.
     Unconvertible(String),
-    /// Several policies claim it.
     Conflict(String),
-    /// Nothing is to be done.
     Skipped(Skip),
 }
 
@@ -83,24 +71,18 @@ pub enum Outcome {
 pub enum Skip {
     /// Its namespace is not opted in, or is one that never is.
     NotOptedIn,
-    /// It is opted out.
     OptedOut,
     /// A mirror or static pod: the kubelet has it already.
     Mirror,
     /// It is bound to a node already.
     Bound,
-    /// It belongs to no project.
     NoProject,
-    /// Its project has no policy.
     NoPolicy,
-    /// Its policy is off.
     Off,
-    /// It asks for no card.
     NoGpu,
-    /// It asks for shares already.
     AlreadyShared,
-    /// Its workload is not due yet.
-    NotDue,
+    /// The rollout has not reached its workload yet.
+    NotInRollout,
 }
 
 impl Skip {
@@ -117,7 +99,7 @@ impl Skip {
             Self::Off => "off",
             Self::NoGpu => "no_gpu",
             Self::AlreadyShared => "already_shared",
-            Self::NotDue => "not_due",
+            Self::NotInRollout => "not_in_rollout",
         }
     }
 }
@@ -141,7 +123,9 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Converted => f.write_str("becomes a shared pod"),
-            Self::Guarded => f.write_str("keeps its request, without cards or choices that are not its own"),
+            Self::Guarded => {
+                f.write_str("keeps its request; cards or a card choice that are not its own are removed")
+            }
             Self::Audited => f.write_str("would change if the policy were enforced"),
             Self::Unconvertible(why) => write!(f, "cannot be converted: {why}"),
             Self::Conflict(why) => f.write_str(why),
@@ -155,7 +139,7 @@ impl fmt::Display for Outcome {
                 Skip::Off => "left alone: its policy is off",
                 Skip::NoGpu => "left alone: it asks for no card",
                 Skip::AlreadyShared => "left alone: it asks for shares already",
-                Skip::NotDue => "left alone: its workload is not due yet",
+                Skip::NotInRollout => "left alone: the rollout has not reached its workload yet",
             }),
         }
     }
@@ -166,7 +150,7 @@ impl Decision<'_> {
         Self {
             outcome,
             patch: PatchText::default(),
-            would: PatchText::default(),
+            audit_patch: PatchText::default(),
             policy: None,
             warnings: Vec::new(),
             audit: None,
@@ -180,10 +164,9 @@ impl Decision<'_> {
     }
 }
 
-/// Decides about a pod.
 #[must_use]
-pub fn decide<'p>(pod: &PodView<'_>, facts: &Facts<'_>, policies: &'p Policies) -> Decision<'p> {
-    let policy = match governing(pod, facts, policies) {
+pub fn decide<'p>(pod: &PodView<'_>, request: &RequestContext<'_>, policies: &'p Policies) -> Decision<'p> {
+    let policy = match governing(pod, request, policies) {
         Ok(policy) => policy,
         Err(decision) => return *decision,
     };
@@ -191,10 +174,12 @@ pub fn decide<'p>(pod: &PodView<'_>, facts: &Facts<'_>, policies: &'p Policies) 
     let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
     let gpus = pod.containers().any(|(_, container)| names_gpu(container, dialect));
     let mut decision = match (shared, gpus) {
-        (true, _) => shared_pod(pod, facts, policy),
-        (false, false) => plain_pod(pod, facts, policy),
-        (false, true) if !policy.due(pod, facts.rollout_key) => Decision::skipped(Skip::NotDue),
-        (false, true) => legacy_pod(pod, facts, policy),
+        (true, _) => shared_pod(pod, request, policy),
+        (false, false) => plain_pod(pod, request, policy),
+        (false, true) if !policy.in_rollout(pod, request.rollout_key) => {
+            Decision::skipped(Skip::NotInRollout)
+        }
+        (false, true) => legacy_pod(pod, request, policy),
     };
     decision.policy = Some(&policy.reference_text);
     finish(decision, policy)
@@ -203,15 +188,15 @@ pub fn decide<'p>(pod: &PodView<'_>, facts: &Facts<'_>, policies: &'p Policies) 
 /// The policy that a pod falls under, or why there is none that counts.
 fn governing<'p>(
     pod: &PodView<'_>,
-    facts: &Facts<'_>,
+    request: &RequestContext<'_>,
     policies: &'p Policies,
 ) -> Result<&'p Policy, Box<Decision<'p>>> {
     let keys = &policies.settings().labels;
     let skip = |skip| Err(Box::new(Decision::skipped(skip)));
     let namespace_label =
-        |key: &str| facts.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
-    let opted_in = facts.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
-    if !opted_in || policies.settings().never.contains(facts.namespace) {
+        |key: &str| request.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    let opted_in = request.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
+    if !opted_in || policies.settings().excluded_namespaces.contains(request.namespace) {
         return skip(Skip::NotOptedIn);
     }
     if pod.metadata.label(&keys.opt_out) == Some("true") {
@@ -228,12 +213,15 @@ fn governing<'p>(
     let Some(project) = pod.metadata.label(&keys.project).or_else(|| namespace_label(&keys.project)) else {
         return skip(Skip::NoProject);
     };
-    match policies.select(project, facts.namespace, pod) {
+    match policies.select(project, request.namespace, pod) {
         Selected::None => skip(Skip::NoPolicy),
         Selected::One(policy) if policy.mode == Mode::Off => skip(Skip::Off),
         Selected::One(policy) => Ok(policy),
         Selected::Conflict(names) => {
-            let why = format!("left alone: policies {} claim it alike: narrow one of them", names.join(", "));
+            let why = format!(
+                "left alone: policies {} select it with equal specificity: narrow one of them",
+                names.join(", ")
+            );
             let mut decision = Decision::untouched(Outcome::Conflict(why.clone()));
             decision.audit = Some(("conflict", names.join(",")));
             decision.warnings.push(shorten(why));
@@ -242,8 +230,8 @@ fn governing<'p>(
     }
 }
 
-/// A pod that asks for whole cards and is due.
-fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
+/// A pod that asks for whole cards and is in the rollout.
+fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
     let product = if policy.by_product { product(pod) } else { None };
     let mut conversions: Vec<(Place, &ContainerView<'_>, Conversions<'_>)> = Vec::new();
     for (place, container) in pod.containers() {
@@ -254,12 +242,12 @@ fn legacy_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision
     }
     let left: Vec<String> = conversions.iter().flat_map(|(_, c, to)| stay(c, to, policy)).collect();
     if !conversions.iter().any(|(_, _, to)| to.converts()) {
-        let mut decision = plain_pod(pod, facts, policy);
+        let mut decision = plain_pod(pod, request, policy);
         decision.warnings.extend(left);
         return decision;
     }
-    let mut edits = Edits::new(pod, policy);
-    let guarded = guards(facts);
+    let mut edits = PatchBuilder::new(pod, policy);
+    let guarded = guards(request);
     for (place, container, to) in &conversions {
         let guard = guarded && to.left.is_empty() && !claims(container);
         edits.container(*place, container, to, guard);
@@ -310,13 +298,13 @@ fn unconvertible(policy: &Policy, why: &str) -> Decision<'static> {
 }
 
 /// A pod that asks for no card: only the guard is of interest.
-fn plain_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
-    guard_only(Edits::new(pod, policy), pod, facts, policy, Skip::NoGpu)
+fn plain_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
+    guard_only(PatchBuilder::new(pod, policy), pod, request, policy, Skip::NoGpu)
 }
 
 /// A pod that asks for shares already: ours when it comes a second time, or written that way.
-fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision<'static> {
-    let mut edits = Edits::new(pod, policy);
+fn shared_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
+    let mut edits = PatchBuilder::new(pod, policy);
     if let Some(original) =
         pod.metadata.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok())
     {
@@ -327,18 +315,18 @@ fn shared_pod(pod: &PodView<'_>, facts: &Facts<'_>, policy: &Policy) -> Decision
         edits
             .warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
     }
-    guard_only(edits, pod, facts, policy, Skip::AlreadyShared)
+    guard_only(edits, pod, request, policy, Skip::AlreadyShared)
 }
 
 fn guard_only(
-    mut edits: Edits<'_, '_>,
+    mut edits: PatchBuilder<'_, '_>,
     pod: &PodView<'_>,
-    facts: &Facts<'_>,
+    request: &RequestContext<'_>,
     policy: &Policy,
     otherwise: Skip,
 ) -> Decision<'static> {
     let dialect = &policy.conversion.dialect;
-    if guards(facts) {
+    if guards(request) {
         for (place, container) in pod.containers() {
             let gpus = || gpu_resources(container, dialect).iter().any(|resource| asks(container, resource));
             if !is_shared(container, dialect) && !claims(container) && !gpus() {
@@ -357,7 +345,7 @@ fn finish<'p>(mut decision: Decision<'p>, policy: &Policy) -> Decision<'p> {
         decision.deny = None;
         if !decision.patch.is_empty() {
             decision.outcome = Outcome::Audited;
-            decision.would = std::mem::take(&mut decision.patch);
+            decision.audit_patch = std::mem::take(&mut decision.patch);
             let what = match decision.changes.as_slice() {
                 [] => "hides the cards".to_owned(),
                 changes => describe(changes),
@@ -403,8 +391,8 @@ fn shorten(text: String) -> String {
     format!("{kept}…")
 }
 
-fn guards(facts: &Facts<'_>) -> bool {
-    facts
+fn guards(request: &RequestContext<'_>) -> bool {
+    request
         .namespace_labels
         .and_then(|labels| labels.get(names::VOID_GUARD))
         .is_some_and(|value| value == "true")

@@ -1,4 +1,4 @@
-//! The two HTTP faces: `/mutate` for the API server, and `/livez`, `/readyz`, `/metrics` on a plain port.
+//! The two HTTP servers: `/mutate` for the API server, and `/livez`, `/readyz`, `/metrics` without TLS.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,14 +27,10 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 /// The API server's own maximum for `timeoutSeconds`.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the handlers share.
 #[derive(Clone)]
 pub struct Context {
-    /// Decides: [`crate::review::answer`].
     pub answer: fn(&[u8], &Snapshot) -> Result<Answer, ReviewError>,
-    /// What reviews are decided by.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// What is counted.
     pub metrics: Metrics,
     /// Requests at a time; more are answered with 503 at once.
     pub slots: Arc<Semaphore>,
@@ -53,13 +49,12 @@ impl Context {
     }
 }
 
-/// The API server's face.
 pub fn webhook(context: Context) -> Router {
     // Every request gets a copy of its own: of the pointer only.
-    Router::new().route("/mutate", post(mutate)).fallback(nothing_here).with_state(Arc::new(context))
+    Router::new().route("/mutate", post(mutate)).fallback(not_found).with_state(Arc::new(context))
 }
 
-async fn nothing_here(uri: Uri) -> Response {
+async fn not_found(uri: Uri) -> Response {
     refusal(StatusCode::NOT_FOUND, "NotFound", &format!("{}: expected POST /mutate", uri.path()))
 }
 
@@ -75,7 +70,7 @@ async fn mutate(State(context): State<Arc<Context>>, request: Request) -> Respon
         }
         response
     });
-    // HTTP/2 has no such header: there the drain itself says goodbye.
+    // HTTP/2 has no such header: there the drain sends GOAWAY.
     if version < Version::HTTP_2 && context.leaving.load(Ordering::Relaxed) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -179,7 +174,6 @@ fn refusal(status: StatusCode, reason: &str, message: &str) -> Response {
     (status, axum::Json(body)).into_response()
 }
 
-/// One request in flight.
 struct Counted<'m>(&'m Metrics);
 
 impl<'m> Counted<'m> {
@@ -198,7 +192,7 @@ impl Drop for Counted<'_> {
 /// Says whether the server is ready, or what it still waits for.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// The face for probes and Prometheus.
+/// Routes for probes and Prometheus.
 pub fn status(readiness: Readiness, registry: Arc<Registry>) -> Router {
     let ready = move || {
         let answer = match readiness() {

@@ -1,19 +1,20 @@
 //! Mutating admission webhook: rewrites whole-card requests into shares, project by project.
 //!
-//! The way through this crate, from the inside out. Pure: [`view`] (a pod as borrowed bytes), [`convert`] (cards to
+//! Modules, from the inside out. Pure: [`view`] (a pod as borrowed bytes), [`convert`] (cards to
 //! cores and blocks), [`policy`] and [`compile`] (which policy a pod falls under), [`decide`] (what happens to it, as a
 //! JSON patch), [`original`] and [`restore`] (the way back), [`review`] (an AdmissionReview from bytes to bytes),
-//! [`register`] (the webhook configuration). Around it: [`http`], [`source`] (policies from a file or a watch),
-//! [`registrar`] and [`run`].
+//! [`configuration`] (the webhook configuration). Around it: [`http`], [`source`] (policies from a file or a watch),
+//! [`reconciler`] and [`run`].
 //!
-//! `gpu-migrate plan` uses [`plan`] and [`mod@file`].
+//! `gpu-migrate plan` uses [`plan`] and [`policy_file`].
 
 #[cfg(feature = "server")]
 pub mod args;
 pub mod compile;
+#[cfg(feature = "server")]
+pub mod configuration;
 pub mod convert;
 pub mod decide;
-pub mod file;
 #[cfg(feature = "server")]
 pub mod http;
 #[cfg(feature = "server")]
@@ -21,11 +22,10 @@ pub mod metrics;
 pub mod original;
 pub mod plan;
 pub mod policy;
+pub mod policy_file;
+#[cfg(feature = "server")]
+pub mod reconciler;
 mod record;
-#[cfg(feature = "server")]
-pub mod register;
-#[cfg(feature = "server")]
-pub mod registrar;
 pub mod restore;
 #[cfg(feature = "server")]
 pub mod review;

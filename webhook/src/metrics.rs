@@ -17,34 +17,28 @@ pub const PREFIX: &str = "gpu_migrate_webhook";
 const BUCKETS: [f64; 14] =
     [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// Label of counters by outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
     /// A word of [`crate::decide::Outcome::as_str`], or one of the reviews that concern no pod.
     pub outcome: &'static str,
 }
 
-/// Label of counters by reason.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
     /// Why a request was not answered with a review.
     pub reason: &'static str,
 }
 
-/// The metrics of the webhook.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     /// Answered reviews, dry runs left out.
     pub reviews: Family<OutcomeLabel, Counter>,
-    /// Answered dry runs.
     pub dry_runs: Counter,
     /// From the last byte of the request to the answer.
     pub duration: Histogram,
     /// Requests without an answer of 200.
     pub rejected: Family<ReasonLabel, Counter>,
-    /// Requests being worked on.
     pub in_flight: Gauge,
-    /// Policies in force.
     pub policies: Gauge,
     /// Policies that are invalid in their newest form.
     pub invalid_policies: Gauge,

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What to put back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Original {
@@ -23,10 +22,8 @@ pub struct Original {
     /// Changed keys of `nodeSelector`.
     #[serde(default, skip_serializing_if = "MapEdit::is_empty")]
     pub node_selector: MapEdit,
-    /// `tolerations`.
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
     pub tolerations: ListEdit,
-    /// `schedulingGates`.
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
     pub scheduling_gates: ListEdit,
     /// Removed annotations.
@@ -44,12 +41,10 @@ pub struct ContainerOriginal {
     /// Changed keys of `resources.requests`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Value>,
-    /// `env`.
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
     pub env: ListEdit,
 }
 
-/// How a map was changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MapEdit {
@@ -61,7 +56,6 @@ pub struct MapEdit {
     pub keys: BTreeMap<String, Value>,
 }
 
-/// How a list was changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ListEdit {

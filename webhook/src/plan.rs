@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use json_patch::Patch;
 use serde_json::Value;
 
-use crate::decide::{Change, Decision, Facts, Outcome, decide};
+use crate::decide::{Change, Decision, Outcome, RequestContext, decide};
 use crate::policy::Policies;
 use crate::view::PodView;
 
 /// What is known about a manifest besides its text.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'s> {
-    /// Namespace that it goes into.
     pub namespace: &'s str,
     /// The namespace's labels; unknown ones count as opted in, and the project must be on the pod.
     pub namespace_labels: Option<&'s BTreeMap<String, String>>,
@@ -20,15 +19,13 @@ pub struct Subject<'s> {
     pub rollout_key: &'s str,
 }
 
-/// What happens to a manifest.
 #[derive(Clone, Debug)]
 pub struct Rewrite {
-    /// In one word.
     pub outcome: Outcome,
     /// What changes; empty when nothing does.
     pub patch: Patch,
-    /// What would change if the policy were enforced; only filled in Audit mode.
-    pub would: Patch,
+    /// The patch that Enforce mode would apply; only filled in Audit mode.
+    pub audit_patch: Patch,
     /// `name@generation` of the policy that decided.
     pub policy: Option<String>,
     /// For the user, at most 120 characters each.
@@ -42,7 +39,6 @@ pub struct Rewrite {
 /// Why a manifest is no pod.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A part is missing.
     #[error("{field}: expected an object")]
     Missing {
         /// `metadata` or `spec`.
@@ -70,9 +66,10 @@ pub fn rewrite_template(
     let text = serde_json::to_string(template).map_err(PlanError::Form)?;
     let pod: PodView<'_> = serde_json::from_str(&text).map_err(PlanError::Form)?;
     let Subject { namespace, namespace_labels, rollout_key } = *subject;
-    let facts = Facts { namespace, namespace_labels, rollout_key };
-    let Decision { outcome, patch, would, policy, warnings, audit: _, deny, changes } =
-        decide(&pod, &facts, policies);
-    let (patch, would) = (patch.parse().map_err(PlanError::Form)?, would.parse().map_err(PlanError::Form)?);
-    Ok(Rewrite { outcome, patch, would, policy: policy.map(str::to_owned), warnings, deny, changes })
+    let request = RequestContext { namespace, namespace_labels, rollout_key };
+    let Decision { outcome, patch, audit_patch, policy, warnings, audit: _, deny, changes } =
+        decide(&pod, &request, policies);
+    let (patch, audit_patch) =
+        (patch.parse().map_err(PlanError::Form)?, audit_patch.parse().map_err(PlanError::Form)?);
+    Ok(Rewrite { outcome, patch, audit_patch, policy: policy.map(str::to_owned), warnings, deny, changes })
 }

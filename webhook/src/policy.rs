@@ -17,15 +17,11 @@ use crate::view::PodView;
 /// What a policy does with the pods under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
     Off,
-    /// Says what it would do.
     Audit,
-    /// Rewrites.
     Enforce,
 }
 
-/// Who converts when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rollout {
     /// This percentage of workloads, by the UID of the owner.
@@ -36,14 +32,11 @@ pub enum Rollout {
     Labelled,
 }
 
-/// Edits of where a pod may run.
+/// PatchBuilder of where a pod may run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scheduling {
-    /// `spec.schedulerName`.
     pub scheduler_name: Option<String>,
-    /// `spec.runtimeClassName`.
     pub runtime_class_name: Option<String>,
-    /// Keys that leave the nodeSelector.
     pub selector_remove: Vec<String>,
     /// Keys that are set in it.
     pub selector_set: BTreeMap<String, String>,
@@ -63,13 +56,11 @@ pub struct Constant {
 }
 
 impl Constant {
-    /// To compare with.
     #[must_use]
     pub fn value(&self) -> &Value {
         &self.value
     }
 
-    /// To write.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
@@ -82,34 +73,27 @@ impl From<Value> for Constant {
     }
 }
 
-/// One policy, compiled.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// `name@generation`.
     pub reference: PolicyRef,
     /// The same as text, as it goes into annotations.
     pub reference_text: String,
-    /// The project it is for.
     pub project: String,
     /// Only these namespaces; empty for all.
     pub namespaces: Vec<String>,
     /// Only pods with these labels.
     pub selector: Option<LabelSelector>,
-    /// Off, Audit or Enforce.
     pub mode: Mode,
-    /// Cards to cores and blocks.
     pub conversion: Conversion,
     /// Whether any override depends on the card's product.
     pub by_product: bool,
-    /// Where pods run.
     pub scheduling: Scheduling,
-    /// Who is due.
     pub rollout: Rollout,
     /// Whether a pod that cannot be converted is refused.
     pub deny_unconvertible: bool,
 }
 
-/// All policies in force.
 #[derive(Clone, Debug)]
 pub struct Policies {
     /// Of one project, the most specific first.
@@ -120,18 +104,17 @@ pub struct Policies {
 /// Names, for clusters that have their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Namespaces whose pods are never touched, whatever their labels say: the system's and our own.
-    pub never: BTreeSet<String>,
+    /// Namespaces whose pods are never changed, whatever their labels say: the system's and our own.
+    pub excluded_namespaces: BTreeSet<String>,
     /// Which resources stand for cards and shares.
     pub dialect: names::Dialect,
-    /// Which labels decide.
     pub labels: names::LabelKeys,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            never: ["kube-system", "kube-node-lease"].map(str::to_owned).into(),
+            excluded_namespaces: ["kube-system", "kube-node-lease"].map(str::to_owned).into(),
             dialect: names::Dialect::default(),
             labels: names::LabelKeys::default(),
         }
@@ -141,11 +124,9 @@ impl Default for Settings {
 /// The policy that a pod falls under.
 #[derive(Clone, Debug)]
 pub enum Selected<'p> {
-    /// None applies.
     None,
-    /// This one.
     One(&'p Policy),
-    /// These are equally specific: nobody can say which is meant.
+    /// These are equally specific, so none of them is applied.
     Conflict(Vec<&'p str>),
 }
 
@@ -156,7 +137,6 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// From compiled policies.
     #[must_use]
     pub fn new(policies: Vec<Policy>, settings: Settings) -> Self {
         let mut by_project: HashMap<String, Vec<Arc<Policy>>> = HashMap::new();
@@ -181,20 +161,18 @@ impl Policies {
         Self::new(policies, self.settings)
     }
 
-    /// Label keys and the like.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Every policy.
     pub fn iter(&self) -> impl Iterator<Item = &Policy> {
         self.by_project.values().flatten().map(AsRef::as_ref)
     }
 
-    /// Names of the other policies that claim exactly the same pods as `name`: every one of these is a conflict.
+    /// Names of the other policies that select exactly the same pods as `name`: each of them is a conflict.
     #[must_use]
-    pub fn rivals(&self, name: &str) -> Vec<&str> {
+    pub fn identical_policies(&self, name: &str) -> Vec<&str> {
         let Some(policy) = self.iter().find(|policy| policy.reference.name == name) else {
             return Vec::new();
         };
@@ -206,10 +184,10 @@ impl Policies {
                 && other.mode != Mode::Off
                 && policy.mode != Mode::Off
         };
-        let mut rivals: Vec<_> =
+        let mut identical_policies: Vec<_> =
             self.iter().filter(same).map(|other| other.reference.name.as_str()).collect();
-        rivals.sort_unstable();
-        rivals
+        identical_policies.sort_unstable();
+        identical_policies
     }
 
     /// The policy for a pod of `project` in `namespace`.
@@ -252,9 +230,9 @@ impl Policy {
             && self.selector.as_ref().is_none_or(|selector| matches(selector, pod))
     }
 
-    /// Whether a pod is due under the rollout.
+    /// Whether the rollout has reached a pod.
     #[must_use]
-    pub fn due(&self, pod: &PodView<'_>, rollout_key: &str) -> bool {
+    pub fn in_rollout(&self, pod: &PodView<'_>, rollout_key: &str) -> bool {
         match self.rollout {
             Rollout::Labelled => pod.metadata.label(names::CONVERT) == Some("true"),
             Rollout::Workloads(percent) => {

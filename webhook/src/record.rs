@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use crate::rewrite::array;
-use crate::text::{key, string};
+use crate::text::{array, key, string};
 
 /// The record as it grows; sections without content leave no trace.
 #[derive(Debug)]
@@ -57,7 +56,6 @@ impl Record {
         }
     }
 
-    /// The whole record.
     pub(crate) fn finish(self, policy: &str) -> String {
         let Self { containers, spec, rest } = self;
         let mut out = String::with_capacity(containers.len() + spec.len() + rest.len() + policy.len() + 64);
@@ -97,7 +95,6 @@ impl ContainerRecord<'_> {
         Entries { text: self.text, start, empty }
     }
 
-    /// How a list was changed.
     pub(crate) fn list(&mut self, field: &str, created: bool, removed: &[(usize, Value)], added: &[&str]) {
         if created || !removed.is_empty() || !added.is_empty() {
             comma(self.text);
@@ -117,7 +114,6 @@ impl Drop for ContainerRecord<'_> {
     }
 }
 
-/// Former values by key.
 pub(crate) struct Entries<'r> {
     text: &'r mut String,
     start: usize,

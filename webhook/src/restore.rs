@@ -11,7 +11,6 @@ use crate::original::{ContainerOriginal, ListEdit, MapEdit, Original};
 #[derive(Debug, thiserror::Error)]
 #[error("annotation {}: {reason}: expected what gpu-migrate-webhook wrote", names::ORIGINAL)]
 pub struct RestoreError {
-    /// What is wrong with it.
     pub reason: String,
 }
 

@@ -8,7 +8,7 @@ use gpu_migrate_model::view::json::Text;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::decide::{Decision, Facts, decide};
+use crate::decide::{Decision, RequestContext, decide};
 use crate::policy::Policies;
 use crate::text::{key, string};
 use crate::view::PodView;
@@ -19,13 +19,11 @@ const KIND: &str = "AdmissionReview";
 /// What reviews are decided by: never changed, only exchanged.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Policies in force.
     pub policies: Policies,
     /// Labels of the namespaces that are known.
     pub namespaces: HashMap<String, Arc<BTreeMap<String, String>>>,
 }
 
-/// The answer to a review.
 #[derive(Debug)]
 pub struct Answer {
     /// An AdmissionReview, to be sent with status 200.
@@ -39,7 +37,6 @@ pub struct Answer {
 /// Why bytes are no review: nothing to answer to, status 400.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// No body.
     #[error("empty body: expected an AdmissionReview of {API_VERSION}")]
     Empty,
     /// Not JSON, or a field of the wrong type.
@@ -50,9 +47,7 @@ pub enum ReviewError {
     Field {
         /// Path of the field.
         field: &'static str,
-        /// What it says.
         value: String,
-        /// What it should say.
         expected: &'static str,
     },
 }
@@ -116,18 +111,17 @@ pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
     }
 }
 
-/// Everything parsed.
 fn decided(request: &Request<'_, PodView<'_>>, snapshot: &Snapshot) -> Result<Answer, ReviewError> {
-    let (Some(pod), Ok(())) = (&request.object, concerns_us(request)) else {
-        return Ok(admitted(request, concerns_us(request).err().unwrap_or("no_object"), &[]));
+    let (Some(pod), Ok(())) = (&request.object, is_pod_creation(request)) else {
+        return Ok(admitted(request, is_pod_creation(request).err().unwrap_or("no_object"), &[]));
     };
     let namespace = request.namespace.as_str();
-    let facts = Facts {
+    let context = RequestContext {
         namespace,
         namespace_labels: snapshot.namespaces.get(namespace).map(AsRef::as_ref),
         rollout_key: request.uid.as_str(),
     };
-    Ok(respond(request, &decide(pod, &facts, &snapshot.policies)))
+    Ok(respond(request, &decide(pod, &context, &snapshot.policies)))
 }
 
 /// The object does not parse, or nothing does.
@@ -136,7 +130,7 @@ fn undecided(body: &[u8], error: serde_json::Error) -> Result<Answer, ReviewErro
         return Err(ReviewError::Malformed(error));
     };
     let request = accepted(review)?;
-    match concerns_us(&request) {
+    match is_pod_creation(&request) {
         Err(outcome) => Ok(admitted(&request, outcome, &[])),
         Ok(()) => {
             let text: String =
@@ -165,8 +159,8 @@ fn accepted<'a, O>(review: Review<'a, O>) -> Result<Request<'a, O>, ReviewError>
     Ok(request)
 }
 
-/// Only the creation of pods; the word says what it is instead.
-fn concerns_us<O>(request: &Request<'_, O>) -> Result<(), &'static str> {
+/// Only the creation of pods is reviewed; the error is the outcome for anything else.
+fn is_pod_creation<O>(request: &Request<'_, O>) -> Result<(), &'static str> {
     let Resource { group, resource } = &request.resource;
     if resource.as_str() != "pods" || !group.as_str().is_empty() || !request.sub_resource.as_str().is_empty()
     {

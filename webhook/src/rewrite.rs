@@ -14,11 +14,11 @@ use crate::convert::Conversions;
 use crate::original::Original;
 use crate::policy::{Constant, Policy, Scheduling};
 use crate::record::{Entries, Record};
-use crate::text::{PatchText, key, string};
+use crate::text::{PatchText, array, object, string};
 use crate::view::{ContainerView, EnvEntries, PodView};
 
 /// Collects the operations of one patch and the record that undoes them.
-pub(crate) struct Edits<'p, 'a> {
+pub(crate) struct PatchBuilder<'p, 'a> {
     pod: &'p PodView<'a>,
     policy: &'p Policy,
     patch: PatchText,
@@ -31,7 +31,7 @@ pub(crate) struct Edits<'p, 'a> {
 const VISIBLE: &str = names::NVIDIA_VISIBLE_DEVICES;
 const VOID: &str = "void";
 
-impl<'p, 'a> Edits<'p, 'a> {
+impl<'p, 'a> PatchBuilder<'p, 'a> {
     pub(crate) fn new(pod: &'p PodView<'a>, policy: &'p Policy) -> Self {
         // A pod that comes a second time (reinvocation) keeps the record of the first time. One that asks for whole
         // cards again was copied from a rewritten pod: its record is about another pod.
@@ -294,30 +294,6 @@ fn append(patch: &mut PatchText, path: &[&str], exists: bool, entries: &[&str]) 
         path.push("-");
         patch.add(&path, |out| out.push_str(entry));
     }
-}
-
-fn object<K: AsRef<str>, V: AsRef<str>>(out: &mut String, pairs: impl Iterator<Item = (K, V)>) {
-    out.push('{');
-    for (index, (name, value)) in pairs.enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        key(out, name.as_ref());
-        string(out, value.as_ref());
-    }
-    out.push('}');
-}
-
-/// `entries` are JSON already.
-pub(crate) fn array(out: &mut String, entries: &[&str]) {
-    out.push('[');
-    for (index, entry) in entries.iter().enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        out.push_str(entry);
-    }
-    out.push(']');
 }
 
 fn list(raw: Option<&RawValue>) -> Result<Option<Vec<Value>>, serde_json::Error> {

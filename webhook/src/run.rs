@@ -21,10 +21,10 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Args, LimitArgs, RegistrationArgs, TlsArgs};
+use crate::configuration::{Address, NAME, WebhookConfiguration};
 use crate::http::{self, Context, Readiness};
 use crate::metrics::{Metrics, PREFIX};
-use crate::register::{Address, NAME, Registration};
-use crate::registrar::Registrar;
+use crate::reconciler::ConfigurationReconciler;
 use crate::source::Store;
 use crate::source::cluster::{ClusterSource, Listed};
 use crate::source::file::FileSource;
@@ -64,7 +64,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (certs, keeper) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
     certs.register_metrics(registry.sub_registry_with_prefix(PREFIX));
     tasks.spawn("certificates", keeper.run(stop.clone()));
-    let wanted = Registration { settings, ..Registration::new(address, &namespace) };
+    let wanted = WebhookConfiguration { settings, ..WebhookConfiguration::new(address, &namespace) };
     let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
 
     if let Some(registered) = registered.clone() {
@@ -144,15 +144,16 @@ fn register(
     tasks: &mut Tasks,
     args: &RegistrationArgs,
     client: Option<Client>,
-    wanted: Registration,
+    wanted: WebhookConfiguration,
     certs: &Certs,
     store: &Store,
 ) -> Option<watch::Receiver<bool>> {
     let client = client?;
     let stop = tasks.stop.clone();
     if args.register {
-        let wanted = Registration { timeout_seconds: args.timeout_seconds, ..wanted };
-        let registrar = Registrar::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
+        let wanted = WebhookConfiguration { timeout_seconds: args.timeout_seconds, ..wanted };
+        let registrar =
+            ConfigurationReconciler::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
         let registered = registrar.registered();
         tasks.spawn("registration", registrar.run(stop));
         return Some(registered);

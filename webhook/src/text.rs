@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-/// Appends a JSON string.
 pub(crate) fn string(out: &mut String, text: &str) {
     out.push('"');
     escaped(out, text);
@@ -13,6 +12,30 @@ pub(crate) fn string(out: &mut String, text: &str) {
 pub(crate) fn key(out: &mut String, key: &str) {
     string(out, key);
     out.push(':');
+}
+
+pub(crate) fn object<K: AsRef<str>, V: AsRef<str>>(out: &mut String, pairs: impl Iterator<Item = (K, V)>) {
+    out.push('{');
+    for (index, (name, value)) in pairs.enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        key(out, name.as_ref());
+        string(out, value.as_ref());
+    }
+    out.push('}');
+}
+
+/// Appends a list of `entries`, which are JSON already.
+pub(crate) fn array(out: &mut String, entries: &[&str]) {
+    out.push('[');
+    for (index, entry) in entries.iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(entry);
+    }
+    out.push(']');
 }
 
 /// Appends the inside of a JSON string.
@@ -60,7 +83,6 @@ fn escape(out: &mut String, byte: u8) {
 pub struct PatchText(String);
 
 impl PatchText {
-    /// Whether nothing changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

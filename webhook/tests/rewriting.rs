@@ -107,19 +107,19 @@ fn who_is_left_alone() {
         ("no policy at all", Case::new(whole()).policies(vec![]), "no_policy"),
         ("off", Case::new(whole()).policies(vec![policy("p", json!({"mode": "Off"}))]), "off"),
         (
-            "nobody due",
+            "nothing in the rollout",
             Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"percent": 0}}))]),
-            "not_due",
+            "not_in_rollout",
         ),
         (
             "on the way back",
             Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"direction": "Rollback"}}))]),
-            "not_due",
+            "not_in_rollout",
         ),
         (
             "wave not reached",
             Case::new(whole()).policies(vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))]),
-            "not_due",
+            "not_in_rollout",
         ),
         ("no card", Case::one(json!({"limits": {"cpu": "1"}})), "no_gpu"),
         ("zero cards", Case::one(gpu("0")), "no_gpu"),
@@ -194,7 +194,7 @@ fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
     let tie = run(vec![wide(), selected("b", "Enforce"), selected("a", "Enforce")]);
     assert_eq!(tie.outcome, "conflict");
     assert!(
-        tie.untouched() && tie.warnings[0].contains("policies a, b claim it alike"),
+        tie.untouched() && tie.warnings[0].contains("policies a, b select it with equal specificity"),
         "{:?}",
         tie.warnings
     );
@@ -211,9 +211,9 @@ fn policies_that_can_only_conflict_are_told_so() {
     };
     let all = [policy("p", json!({})), twin("a", "Enforce"), twin("b", "Audit"), twin("c", "Off")];
     let (policies, _) = gpu_migrate_webhook::policy::Policies::compile(&all, &Default::default());
-    assert_eq!(policies.rivals("a"), ["b"]);
+    assert_eq!(policies.identical_policies("a"), ["b"]);
     for alone in ["p", "c", "unknown"] {
-        assert!(policies.rivals(alone).is_empty(), "{alone}");
+        assert!(policies.identical_policies(alone).is_empty(), "{alone}");
     }
 }
 
@@ -336,7 +336,10 @@ fn the_rollout_is_stable_and_only_grows() {
         }
     }
     let pods: Vec<_> = (0..40).map(|i| at(50, "Pod", owned("same"), &format!("request-{i}"))).collect();
-    assert!(pods.contains(&"converted".to_owned()) && pods.contains(&"not_due".to_owned()), "{pods:?}");
+    assert!(
+        pods.contains(&"converted".to_owned()) && pods.contains(&"not_in_rollout".to_owned()),
+        "{pods:?}"
+    );
     let mut labelled = owned("x");
     labelled["metadata"]["labels"] = json!({"gpu-migrate.io/convert": "true"});
     let waves = vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))];
@@ -447,7 +450,7 @@ fn audit_says_what_it_would_do_and_changes_nothing() {
         done.warnings,
         ["gpu-migrate: policy p (Audit) would convert: main: 2 cards → 200 cores, 84 blocks"]
     );
-    assert!(!done.would.0.is_empty());
+    assert!(!done.audit_patch.0.is_empty());
     let done = Case::one(gpu("1.5")).policies(audit(json!({"onUnconvertible": "Deny"}))).run();
     assert!(
         done.deny.is_none() && done.warnings[0].contains("(Audit) could not convert"),

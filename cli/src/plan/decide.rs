@@ -158,7 +158,7 @@ fn decide_one(
     let mut before = Patch::default();
     let is = |rewrite: &Rewrite, skip| rewrite.outcome == webhook::Outcome::Skipped(skip);
     if let Ok(now) = &written
-        && is(now, Skip::NotDue)
+        && is(now, Skip::NotInRollout)
     {
         if let Some(Turn::Wave(..)) = turn {
             // As the wave will send it: with the label.
@@ -179,7 +179,7 @@ fn decide_one(
     }
 }
 
-/// Whether it would be due with the label of a wave: a policy without waves does not look at it.
+/// Whether it would be in the rollout with the label of a wave: a policy without waves does not look at it.
 fn is_waved(
     rules: &Rules,
     rewrite: &impl Fn(&Value) -> Result<Rewrite, PlanError>,
@@ -190,7 +190,8 @@ fn is_waved(
     }
     let mut sent = template.clone();
     json_patch::patch(&mut sent, &sending(template)).is_ok()
-        && rewrite(&sent).is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotDue))
+        && rewrite(&sent)
+            .is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotInRollout))
 }
 
 /// Why no wave moves it, and what would.
@@ -239,7 +240,7 @@ fn reason(skip: Skip) -> &'static str {
         Skip::Off => "its policy is off (spec.mode: Off)",
         Skip::NoGpu => "it asks for no card",
         Skip::AlreadyShared => "it asks for shares already",
-        Skip::NotDue => "its turn in the rollout has not come (spec.rollout)",
+        Skip::NotInRollout => "its turn in the rollout has not come (spec.rollout)",
     }
 }
 
@@ -280,7 +281,7 @@ fn converted(
     known: Result<(), &str>,
 ) -> Outcome {
     let audit = matches!(rewrite.outcome, webhook::Outcome::Audited);
-    let of_webhook = if audit { &rewrite.would } else { &rewrite.patch };
+    let of_webhook = if audit { &rewrite.audit_patch } else { &rewrite.patch };
     let patch = on_object(Patch(before.0.into_iter().chain(of_webhook.0.iter().cloned()).collect()), place);
     let mut after = manifest.value.clone();
     if let Err(error) = json_patch::patch(&mut after, &patch) {

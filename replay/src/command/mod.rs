@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_webhook::compile::Rejected;
-use gpu_migrate_webhook::file::PolicyFile;
+use gpu_migrate_webhook::policy_file::PolicyFile;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::node::BindError;

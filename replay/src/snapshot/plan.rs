@@ -6,8 +6,8 @@ use gpu_migrate_model::crd::{Convert, GPUMigration, GPUMigrationSpec, MigrationM
 use gpu_migrate_model::names;
 use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_webhook::compile::Rejected;
-use gpu_migrate_webhook::file::PolicyFile;
 use gpu_migrate_webhook::policy::{Policies, Settings};
+use gpu_migrate_webhook::policy_file::PolicyFile;
 
 use super::read::Snapshot;
 

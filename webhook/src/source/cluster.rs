@@ -145,7 +145,7 @@ impl ClusterSource {
         report.extend(readable.iter().map(|migration| {
             let name = migration.name_any();
             let fault = rejected.iter().find(|bad| bad.name == name).map(|bad| &bad.reason);
-            Verdict::on(migration, fault, &snapshot.policies.rivals(&name))
+            Verdict::on(migration, fault, &snapshot.policies.identical_policies(&name))
         }));
         self.published = Some(Published { specs, rejected });
         // A full queue only means that an older report is still on its way; the next change sends a newer one.

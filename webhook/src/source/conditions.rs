@@ -1,4 +1,4 @@
-//! Tells owners in the status of each GPUMigration whether the webhook can use it: the condition `PolicyValid`.
+//! Writes the condition `PolicyValid` of each GPUMigration: whether the webhook can use it.
 
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_model::names::{GROUP, VERSION};
@@ -16,22 +16,27 @@ const TYPE: &str = "PolicyValid";
 /// Field manager of everything that the webhook writes.
 pub(crate) const MANAGER: &str = "gpu-migrate-webhook";
 
-/// What the webhook thinks of one policy, and what its status says now.
+/// Whether the webhook can use a policy, and what its status says now.
 #[derive(Debug)]
 pub(super) struct Verdict {
     name: String,
     generation: i64,
-    /// One word and a text.
     fault: Option<(&'static str, String)>,
     current: Option<Condition>,
 }
 
 impl Verdict {
-    pub(super) fn on(migration: &GPUMigration, fault: Option<&PolicyError>, rivals: &[&str]) -> Self {
+    pub(super) fn on(
+        migration: &GPUMigration,
+        fault: Option<&PolicyError>,
+        identical_policies: &[&str],
+    ) -> Self {
         let invalid = fault.map(|error| ("Invalid", format!("{error}; the last good form stays in force")));
-        let conflict = (!rivals.is_empty()).then(|| {
-            let text =
-                format!("claims the same pods as {}: they are left alone; narrow one", rivals.join(", "));
+        let conflict = (!identical_policies.is_empty()).then(|| {
+            let text = format!(
+                "selects the same pods as {}: they are not converted; narrow one of the policies",
+                identical_policies.join(", ")
+            );
             ("Conflict", text)
         });
         let conditions = migration.status.iter().flat_map(|status| &status.conditions);

@@ -9,39 +9,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 use crate::compile::PolicyError;
-use crate::file::{PolicyFile, PolicyFileError};
+use crate::policy_file::{PolicyFile, PolicyFileError};
 
 const POLL: Duration = Duration::from_secs(10);
 
 /// Why the policy file is not in force.
 #[derive(Debug, thiserror::Error)]
 pub enum FileSourceError {
-    /// It cannot be read.
     #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// It cannot be understood.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{}: {source}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Which document, which field.
-        source: PolicyFileError,
-    },
+    Parse { path: PathBuf, source: PolicyFileError },
     /// A policy in it makes no sense.
     #[error("{}: GPUMigration {name}: {source}", path.display())]
-    Policy {
-        /// The file.
-        path: PathBuf,
-        /// The policy.
-        name: String,
-        /// Which field.
-        source: PolicyError,
-    },
+    Policy { path: PathBuf, name: String, source: PolicyError },
 }
 
 /// A policy file and what was last read from it.
@@ -88,7 +69,6 @@ impl FileSource {
         }
     }
 
-    /// Follows the file until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let folder = match self.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),

@@ -38,13 +38,11 @@ impl Store {
         Self { snapshot, settings, metrics, changed: watch::channel(()).0 }
     }
 
-    /// The snapshot, for readers.
     #[must_use]
     pub fn snapshot(&self) -> Arc<ArcSwap<Snapshot>> {
         Arc::clone(&self.snapshot)
     }
 
-    /// Tells of exchanged policies.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()

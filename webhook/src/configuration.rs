@@ -1,4 +1,4 @@
-//! The webhook configuration: which pods the API server sends us. Pure here; `registrar` keeps it in the cluster.
+//! The webhook configuration: which pods the API server sends us. Pure; [`crate::reconciler`] keeps it in the cluster.
 //!
 //! Selectors and CEL keep the webhook out of everything that did not ask for it: an outage reaches opted-in namespaces
 //! only, and there a pod stays legacy (`failurePolicy: Ignore`).
@@ -17,28 +17,20 @@ pub const NAME: &str = "gpu-migrate";
 /// Path that reviews are posted to.
 pub const PATH: &str = "/mutate";
 
-/// How the API server reaches us.
+/// How the API server reaches the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// Through a Service.
-    Service {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Its port.
-        port: u16,
-    },
+    Service { namespace: String, name: String, port: u16 },
     /// By URL, for an API server outside the cluster network.
     Url(String),
 }
 
-/// What the configuration depends on.
+/// What the webhook configuration and the admission policy are made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// How we are reached.
+pub struct WebhookConfiguration {
     pub address: Address,
-    /// Label keys, resource names, and the namespaces that are never looked at.
+    /// Label keys, resource names, and the excluded namespaces.
     pub settings: Settings,
     /// Resources besides the whole card that some policy converts: MIG profiles, time-sliced cards.
     pub mapped: BTreeSet<String>,
@@ -46,12 +38,12 @@ pub struct Registration {
     pub timeout_seconds: u8,
 }
 
-impl Registration {
+impl WebhookConfiguration {
     /// For an address, with everything else by default.
     #[must_use]
     pub fn new(address: Address, own_namespace: &str) -> Self {
         let mut settings = Settings::default();
-        settings.never.insert(own_namespace.to_owned());
+        settings.excluded_namespaces.insert(own_namespace.to_owned());
         Self { address, settings, mapped: BTreeSet::new(), timeout_seconds: 5 }
     }
 
@@ -78,7 +70,7 @@ impl Registration {
         }
         json!({
             "matchLabels": labels,
-            "matchExpressions": [{ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": self.settings.never }],
+            "matchExpressions": [{ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": self.settings.excluded_namespaces }],
         })
     }
 
@@ -139,7 +131,7 @@ impl Registration {
         })
     }
 
-    /// The backstop for those who want no pod to slip through while the webhook is away: a ValidatingAdmissionPolicy
+    /// For clusters where no pod may pass unconverted while the webhook is unavailable: a ValidatingAdmissionPolicy
     /// and its binding. It sees pods after all mutation; one that still asks for whole cards was not converted.
     /// `refuse` denies it, otherwise it is reported as a warning and in the audit log.
     #[must_use]

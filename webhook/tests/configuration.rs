@@ -2,17 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use gpu_migrate_certs::Bundle;
-use gpu_migrate_webhook::register::{Address, Registration};
+use gpu_migrate_webhook::configuration::{Address, WebhookConfiguration};
 use serde_json::{Value, json};
 
-fn registration() -> Registration {
+fn configured() -> WebhookConfiguration {
     let address = Address::Service { namespace: "gpu".into(), name: "webhook".into(), port: 443 };
-    Registration::new(address, "gpu")
+    WebhookConfiguration::new(address, "gpu")
 }
 
 #[test]
 fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
-    let configuration = registration().mutating(None);
+    let configuration = configured().mutating(None);
     let [pods, guard] = configuration["webhooks"].as_array().unwrap().as_slice() else {
         panic!("two webhooks")
     };
@@ -43,10 +43,10 @@ fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
     let expression = |configuration: &Value, index: usize| {
         configuration["webhooks"][index]["matchConditions"][0]["expression"].as_str().unwrap().to_owned()
     };
-    let plain = registration().mutating(None);
+    let plain = configured().mutating(None);
     assert_eq!(expression(&plain, 0), seen);
     assert_eq!(expression(&plain, 1), format!("!{seen}"), "whoever does not go to the one goes to the other");
-    let mapped = Registration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..registration() };
+    let mapped = WebhookConfiguration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..configured() };
     let expected =
         "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
     assert!(expression(&mapped.mutating(None), 0).contains(expected));
@@ -55,18 +55,18 @@ fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
 #[test]
 fn the_address_and_the_bundle() {
     let bundle = Bundle("pem".into());
-    let client = |registration: Registration| {
-        registration.mutating(Some(&bundle))["webhooks"][1]["clientConfig"].clone()
+    let client = |configuration: WebhookConfiguration| {
+        configuration.mutating(Some(&bundle))["webhooks"][1]["clientConfig"].clone()
     };
     let service = json!({"namespace": "gpu", "name": "webhook", "port": 443, "path": "/mutate"});
-    assert_eq!(client(registration()), json!({"service": service, "caBundle": "cGVt"}));
-    let url = Registration::new(Address::Url("https://127.0.0.1:9443/".into()), "gpu");
+    assert_eq!(client(configured()), json!({"service": service, "caBundle": "cGVt"}));
+    let url = WebhookConfiguration::new(Address::Url("https://127.0.0.1:9443/".into()), "gpu");
     assert_eq!(client(url), json!({"url": "https://127.0.0.1:9443/mutate", "caBundle": "cGVt"}));
 }
 
 #[test]
 fn the_backstop_reports_or_refuses() {
-    let [policy, binding] = registration().admission_policy(false);
+    let [policy, binding] = configured().admission_policy(false);
     assert_eq!(binding["spec"]["validationActions"], json!(["Warn", "Audit"]));
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
     assert_eq!(
@@ -79,6 +79,6 @@ fn the_backstop_reports_or_refuses() {
             .unwrap()
             .starts_with("!(object.spec.containers")
     );
-    let [_, binding] = registration().admission_policy(true);
+    let [_, binding] = configured().admission_policy(true);
     assert_eq!(binding["spec"]["validationActions"], json!(["Deny"]));
 }

@@ -1,4 +1,4 @@
-//! Keeps the webhook configuration in the cluster: creates it, and puts it back when someone changes it.
+//! Reconciles the webhook configuration in the cluster: creates it, and applies it again after any change.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -13,34 +13,34 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::register::{NAME, Registration};
+use crate::configuration::{NAME, WebhookConfiguration};
 use crate::review::Snapshot;
 
 const RECONCILE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(2);
 const MANAGER: &str = "gpu-migrate-webhook";
 
-/// Applies one [`Registration`] again and again.
-pub struct Registrar {
+/// Applies one [`WebhookConfiguration`] whenever it differs, and on a timer.
+pub struct ConfigurationReconciler {
     client: Client,
-    registration: Registration,
+    configuration: WebhookConfiguration,
     certs: Certs,
     snapshot: Arc<ArcSwap<Snapshot>>,
     policies: watch::Receiver<()>,
     registered: watch::Sender<bool>,
 }
 
-impl Registrar {
-    /// For a registration; the resources that policies map are added to it as policies change.
+impl ConfigurationReconciler {
+    /// For a configuration; the resources that policies map are added to it as policies change.
     #[must_use]
     pub fn new(
         client: Client,
-        registration: Registration,
+        configuration: WebhookConfiguration,
         certs: Certs,
         snapshot: Arc<ArcSwap<Snapshot>>,
         policies: watch::Receiver<()>,
     ) -> Self {
-        Self { client, registration, certs, snapshot, policies, registered: watch::channel(false).0 }
+        Self { client, configuration, certs, snapshot, policies, registered: watch::channel(false).0 }
     }
 
     /// Whether the cluster has the configuration with the CAs in use: a part of readiness.
@@ -61,7 +61,7 @@ impl Registrar {
             let pause = match &applied {
                 Ok(()) => RECONCILE,
                 Err(error) => {
-                    tracing::warn!(%error, "webhook configuration not applied; trying again");
+                    tracing::warn!(%error, "applying the webhook configuration failed; retrying");
                     RETRY
                 }
             };
@@ -72,7 +72,7 @@ impl Registrar {
                 event = events.next() => match event {
                     Some(Ok(_)) => {}
                     Some(Err(error)) => {
-                        tracing::debug!(%error, "watch of the webhook configuration");
+                        tracing::debug!(%error, "the watch of the webhook configuration failed; retrying");
                         tokio::time::sleep(RETRY).await;
                     }
                     None => return,
@@ -90,8 +90,8 @@ impl Registrar {
         let snapshot = self.snapshot.load();
         let mapped: BTreeSet<String> =
             snapshot.policies.iter().flat_map(|policy| policy.conversion.mapped.keys().cloned()).collect();
-        let registration = Registration { mapped, ..self.registration.clone() };
-        let configuration = registration.mutating(bundle.as_ref());
+        let configuration = WebhookConfiguration { mapped, ..self.configuration.clone() };
+        let configuration = configuration.mutating(bundle.as_ref());
         let parameters = PatchParams::apply(MANAGER).force();
         api.patch(NAME, &parameters, &Patch::Apply(configuration)).await.map(drop)
     }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use gpu_migrate_model::crd::{FieldError, GPUMigration, read_strict};
 use serde_json::Value;
 
-/// What a policy file says.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyFile {
     /// Its policies; `metadata.generation` is 0 where the file gives none.
@@ -17,51 +16,24 @@ pub struct PolicyFile {
 /// Why a policy file cannot be used. Documents are counted from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyFileError {
-    /// Not YAML.
     #[error("not YAML: {0}")]
     Yaml(String),
     /// Not what a policy file holds.
     #[error(
         "document {document}: kind {kind}: expected GPUMigration of gpu-migrate.io/v1alpha1 or Namespace of v1"
     )]
-    Kind {
-        /// Which document.
-        document: usize,
-        /// What it says it is.
-        kind: String,
-    },
+    Kind { document: usize, kind: String },
     /// A field of a policy is wrong.
     #[error("document {document} (GPUMigration {name}): {source}")]
-    Field {
-        /// Which document.
-        document: usize,
-        /// The policy's name.
-        name: String,
-        /// Which field, and how.
-        source: FieldError,
-    },
+    Field { document: usize, name: String, source: FieldError },
     /// A label that is no string.
     #[error(
         "document {document} (Namespace {name}): metadata.labels: {key}: {value}: expected a string: \"{value}\""
     )]
-    Label {
-        /// Which document.
-        document: usize,
-        /// The namespace.
-        name: String,
-        /// Key of the label.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Label { document: usize, name: String, key: String, value: String },
     /// Two policies of one name.
     #[error("document {document}: a second GPUMigration {name}: expected every name once")]
-    Twice {
-        /// Which document.
-        document: usize,
-        /// The name.
-        name: String,
-    },
+    Twice { document: usize, name: String },
 }
 
 impl PolicyFile {
