@@ -1,6 +1,6 @@
 //! How many cores and blocks a container gets for the cards it asked for. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use gpu_migrate_model::ask::{AskError, check_share};
 use gpu_migrate_model::names::{Dialect, MIG_PREFIX, SHARED_SUFFIX};
@@ -137,13 +137,9 @@ fn whole(container: &str, resource: &str, value: u64) -> Result<u32, AskError> {
 
 /// The resources of a container that are cards or parts of cards in NVIDIA's naming, each once.
 pub fn gpu_resources<'c>(container: &'c ContainerView<'_>, dialect: &Dialect) -> Vec<&'c str> {
-    let mut names = Vec::new();
-    for name in container.resource_names() {
-        if is_gpu(name, dialect) && !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
+    // A set, since a user may name as many as fit into a pod.
+    let mut seen = HashSet::new();
+    container.resource_names().filter(|name| is_gpu(name, dialect) && seen.insert(*name)).collect()
 }
 
 /// Whether a container names a card or a part of one.
@@ -154,8 +150,9 @@ pub fn names_gpu(container: &ContainerView<'_>, dialect: &Dialect) -> bool {
 /// Whether a resource is a card or a part of one in NVIDIA's naming.
 #[must_use]
 pub fn is_gpu(resource: &str, dialect: &Dialect) -> bool {
-    let renamed = || resource.strip_suffix(SHARED_SUFFIX).is_some_and(|base| is_gpu(base, dialect));
-    resource == dialect.legacy || resource.starts_with(MIG_PREFIX) || renamed()
+    // A loop, since a user may repeat the suffix as often as it fits into a name.
+    let mut bases = std::iter::successors(Some(resource), |name| name.strip_suffix(SHARED_SUFFIX));
+    resource.starts_with(MIG_PREFIX) || bases.any(|base| base == dialect.legacy)
 }
 
 /// Whether a container asks for vcuda resources already.
@@ -221,6 +218,27 @@ mod tests {
         ] {
             assert_eq!(convert(name, limits, product), Ok(expected), "{name} {limits} {product:?}");
         }
+    }
+
+    #[test]
+    fn what_users_name_costs_linear_time_and_bounded_stack() {
+        let many = |count: usize| {
+            let names: Vec<_> = (0..count).map(|i| format!("\"nvidia.com/mig-{i}\":\"1\"")).collect();
+            format!(r#"{{"name":"main","resources":{{"limits":{{{}}}}}}}"#, names.join(","))
+        };
+        let took = |count: usize| {
+            let text = many(count);
+            let container: ContainerView<'_> = serde_json::from_str(&text).unwrap();
+            let began = std::time::Instant::now();
+            assert_eq!(conversion().convert(&container, None).unwrap().left.len(), count);
+            began.elapsed()
+        };
+        took(2_000);
+        // Ten times the names: ten times the time, not a hundred times.
+        let (few, more) = (took(2_000), took(20_000));
+        assert!(more < few * 50, "{few:?} for 2,000 names, {more:?} for 20,000");
+        let long = format!("nvidia.com/gpu{}", SHARED_SUFFIX.repeat(200_000));
+        assert!(is_gpu(&long, &Dialect::default()));
     }
 
     #[test]

@@ -356,6 +356,10 @@ fn finish<'p>(mut decision: Decision<'p>, policy: &Policy) -> Decision<'p> {
                 vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
         }
     }
+    if decision.warnings.len() > MOST_WARNINGS {
+        let more = decision.warnings.split_off(MOST_WARNINGS - 1).len();
+        decision.warnings.push(format!("{more} more warnings are not shown"));
+    }
     decision.warnings = decision.warnings.into_iter().map(shorten).collect();
     decision
 }
@@ -379,6 +383,8 @@ fn describe(changes: &[Change]) -> String {
 
 /// The API server cuts or drops warnings beyond 120 characters.
 const LONGEST_WARNING: usize = 120;
+/// A user may cause as many as there are containers and resource names; no one reads more than these.
+const MOST_WARNINGS: usize = 10;
 /// In front of every warning: a person sees many webhooks' warnings side by side.
 const OUR_NAME: &str = "gpu-migrate: ";
 

@@ -146,6 +146,17 @@ fn both_kinds_in_one_pod_are_left_alone_with_a_warning() {
 }
 
 #[test]
+fn warnings_are_few_whatever_a_pod_names() {
+    let limits: serde_json::Map<_, _> = (0..100)
+        .map(|i| (format!("nvidia.com/mig-{i}"), json!("1")))
+        .chain([("nvidia.com/gpu".into(), json!("1"))])
+        .collect();
+    let done = Case::one(json!({"limits": limits})).run();
+    assert_eq!((done.outcome.as_str(), done.warnings.len()), ("converted", 10));
+    assert!(done.warnings[9].contains("92 more warnings are not shown"), "{:?}", done.warnings);
+}
+
+#[test]
 fn the_project_is_the_pods_label_else_the_namespaces() {
     let policies = || vec![policy("p", json!({})), policy("q", json!({"convert": {"blocksPerCard": 7}}))];
     let mut labelled = pod(json!({"containers": [container("main", gpu("1"))]}));
