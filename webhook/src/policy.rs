@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::convert::Conversion;
 use crate::view::PodView;
 
-/// What a policy does with the pods under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a policy does with the pods under it, from the weakest to the strongest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     Off,
     Audit,
@@ -170,7 +170,8 @@ impl Policies {
         self.by_project.values().flatten().map(AsRef::as_ref)
     }
 
-    /// Names of the other policies that select exactly the same pods as `name`: each of them is a conflict.
+    /// Names of the other policies that select exactly the same pods as `name` and keep it from being applied: those that
+    /// enforce, and to a policy that only audits also the others that audit.
     #[must_use]
     pub fn identical_policies(&self, name: &str) -> Vec<&str> {
         let Some(policy) = self.iter().find(|policy| policy.reference.name == name) else {
@@ -181,7 +182,7 @@ impl Policies {
                 && other.project == policy.project
                 && other.namespaces == policy.namespaces
                 && other.selector == policy.selector
-                && other.mode != Mode::Off
+                && other.mode >= policy.mode
                 && policy.mode != Mode::Off
         };
         let mut identical_policies: Vec<_> =
@@ -199,13 +200,13 @@ impl Policies {
         let level = first.specificity();
         let mut equal = vec![first];
         equal.extend(fitting.take_while(|policy| policy.specificity() == level));
-        // A policy that is off takes no part in a conflict: turning one off is how a conflict is ended.
-        if equal.len() > 1 && equal.iter().any(|policy| policy.mode != Mode::Off) {
-            equal.retain(|policy| policy.mode != Mode::Off);
-        }
+        // A policy that is off takes no part in a conflict: turning one off is how a conflict is ended. Nor does one that
+        // only audits stop one that enforces.
+        let mode = equal.iter().map(|policy| policy.mode).max().unwrap_or(Mode::Off);
+        equal.retain(|policy| policy.mode == mode);
         match equal.as_slice() {
             [one] => Selected::One(one),
-            all if all.iter().all(|policy| policy.mode == Mode::Off) => Selected::One(first),
+            _ if mode == Mode::Off => Selected::One(first),
             all => {
                 let mut names: Vec<_> = all.iter().map(|policy| policy.reference.name.as_str()).collect();
                 names.sort_unstable();

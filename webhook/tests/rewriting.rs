@@ -211,6 +211,9 @@ fn the_most_specific_policy_wins_and_a_tie_touches_nothing() {
     );
     let ended = run(vec![selected("b", "Enforce"), selected("a", "Off")]);
     assert_eq!(ended.policy.as_deref(), Some("b@1"), "turning one off ends the conflict");
+    let audited = run(vec![selected("a", "Audit"), selected("b", "Enforce"), selected("c", "Audit")]);
+    assert_eq!(audited.policy.as_deref(), Some("b@1"), "what only audits does not stop what enforces");
+    assert_eq!(run(vec![selected("a", "Audit"), selected("b", "Audit")]).outcome, "conflict");
 }
 
 #[test]
@@ -222,8 +225,8 @@ fn policies_that_can_only_conflict_are_told_so() {
     };
     let all = [policy("p", json!({})), twin("a", "Enforce"), twin("b", "Audit"), twin("c", "Off")];
     let (policies, _) = gpu_migrate_webhook::policy::Policies::compile(&all, &Default::default());
-    assert_eq!(policies.identical_policies("a"), ["b"]);
-    for alone in ["p", "c", "unknown"] {
+    assert_eq!(policies.identical_policies("b"), ["a"], "the audit says nothing where a policy enforces");
+    for alone in ["a", "p", "c", "unknown"] {
         assert!(policies.identical_policies(alone).is_empty(), "{alone}");
     }
 }
