@@ -318,9 +318,9 @@ fn shared_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) 
     guard_only(edits, pod, request, policy, Skip::AlreadyShared)
 }
 
-fn guard_only(
-    mut edits: PatchBuilder<'_, '_>,
-    pod: &PodView<'_>,
+fn guard_only<'p, 'a>(
+    mut edits: PatchBuilder<'p, 'a>,
+    pod: &'p PodView<'a>,
     request: &RequestContext<'_>,
     policy: &Policy,
     otherwise: Skip,

@@ -25,7 +25,6 @@ pub mod policy;
 pub mod policy_file;
 #[cfg(feature = "server")]
 pub mod reconciler;
-mod record;
 pub mod restore;
 #[cfg(feature = "server")]
 pub mod review;

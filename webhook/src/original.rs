@@ -3,62 +3,67 @@
 //! It holds differences, by name and not by position, so that a pod which other webhooks changed as well (an injected
 //! sidecar moves every index) is still restored. `null` means that the field was not there.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use gpu_migrate_model::view::json::{Amount, Map, Text};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Former values by key; `None` where the key was not there.
+pub type Former<'a> = Map<'a, Option<Amount<'a>>>;
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Original {
+pub struct Original<'a> {
     /// `name@generation` of the policy.
-    pub policy: String,
+    #[serde(borrow)]
+    pub policy: Text<'a>,
     /// By container name; init and app containers share one name space.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub containers: BTreeMap<String, ContainerOriginal>,
+    #[serde(borrow, default, skip_serializing_if = "Map::is_empty")]
+    pub containers: Map<'a, ContainerOriginal<'a>>,
     /// Single fields of the spec: `schedulerName`, `runtimeClassName`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub spec: BTreeMap<String, Value>,
-    /// Changed keys of `nodeSelector`.
-    #[serde(default, skip_serializing_if = "MapEdit::is_empty")]
-    pub node_selector: MapEdit,
+    #[serde(borrow, default, skip_serializing_if = "Map::is_empty")]
+    pub spec: Former<'a>,
+    #[serde(borrow, default, skip_serializing_if = "MapEdit::is_empty")]
+    pub node_selector: MapEdit<'a>,
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
-    pub tolerations: ListEdit,
+    pub tolerations: ListEdit<'a>,
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
-    pub scheduling_gates: ListEdit,
+    pub scheduling_gates: ListEdit<'a>,
     /// Removed annotations.
-    #[serde(default, skip_serializing_if = "MapEdit::is_empty")]
-    pub annotations: MapEdit,
+    #[serde(borrow, default, skip_serializing_if = "MapEdit::is_empty")]
+    pub annotations: MapEdit<'a>,
 }
 
-/// What to put back into one container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ContainerOriginal {
+pub struct ContainerOriginal<'a> {
     /// Changed keys of `resources.limits`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub limits: BTreeMap<String, Value>,
+    #[serde(borrow, default, skip_serializing_if = "Map::is_empty")]
+    pub limits: Former<'a>,
     /// Changed keys of `resources.requests`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub requests: BTreeMap<String, Value>,
+    #[serde(borrow, default, skip_serializing_if = "Map::is_empty")]
+    pub requests: Former<'a>,
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
-    pub env: ListEdit,
+    pub env: ListEdit<'a>,
 }
 
+/// The changed keys of a map.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct MapEdit {
+pub struct MapEdit<'a> {
+    #[serde(borrow, default)]
+    pub keys: Former<'a>,
     /// Whether the map itself is ours.
     #[serde(default, skip_serializing_if = "is_false")]
     pub created: bool,
-    /// Former value by key; `null` where the key is ours.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub keys: BTreeMap<String, Value>,
 }
 
+/// The changed entries of a list.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ListEdit {
+pub struct ListEdit<'a> {
     /// Whether the list itself is ours.
     #[serde(default, skip_serializing_if = "is_false")]
     pub created: bool,
@@ -67,7 +72,7 @@ pub struct ListEdit {
     pub removed: Vec<(usize, Value)>,
     /// Entries put in, at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub added: Vec<Value>,
+    pub added: Vec<Cow<'a, Value>>,
 }
 
 // serde's `skip_serializing_if` hands a reference.
@@ -76,34 +81,51 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-impl Original {
-    /// The record after a second run, which wrote `later`: as JSON, with the policy of the first. A second run only
-    /// guards containers that came in between, and removes annotations.
-    pub(crate) fn followed_by(mut self, later: &str) -> (String, String) {
-        // It was written a moment ago, in this form.
-        let later: Self = serde_json::from_str(later).unwrap_or_default();
+impl<'a> Original<'a> {
+    /// The record after a second run, which wrote `later`; the policy stays that of the first. A second run only guards
+    /// containers that came in between, and removes annotations.
+    pub(crate) fn followed_by(self, later: Self) -> Self {
+        let mut containers: BTreeMap<_, ContainerOriginal<'a>> = self.containers.into_iter().collect();
         for (name, ContainerOriginal { limits, requests, env }) in later.containers {
-            let slot = self.containers.entry(name).or_default();
-            slot.limits.extend(limits);
-            slot.requests.extend(requests);
+            let slot = containers.entry(name).or_default();
+            slot.limits = merged(std::mem::take(&mut slot.limits), limits);
+            slot.requests = merged(std::mem::take(&mut slot.requests), requests);
             if !env.is_empty() {
                 slot.env = env;
             }
         }
-        self.annotations.keys.extend(later.annotations.keys);
-        self.annotations.created |= later.annotations.created;
-        // Serialising strings and maps with string keys cannot fail.
-        (serde_json::to_string(&self).unwrap_or_default(), self.policy)
+        let annotations = MapEdit {
+            keys: merged(self.annotations.keys, later.annotations.keys),
+            created: self.annotations.created || later.annotations.created,
+        };
+        Self { containers: containers.into_iter().collect(), annotations, ..self }
+    }
+
+    pub(crate) fn to_json(&self) -> String {
+        let mut text = Vec::with_capacity(1024);
+        // Serialising strings and maps with string keys cannot fail, and what comes out is UTF-8.
+        let _ = serde_json::to_writer(&mut text, self);
+        String::from_utf8(text).unwrap_or_default()
     }
 }
 
-impl MapEdit {
+fn merged<'a>(former: Former<'a>, later: Former<'a>) -> Former<'a> {
+    former.into_iter().chain(later).collect::<BTreeMap<_, _>>().into_iter().collect()
+}
+
+impl ContainerOriginal<'_> {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl MapEdit<'_> {
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-impl ListEdit {
+impl ListEdit<'_> {
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -1,11 +1,9 @@
 //! Takes a rewrite back: from the annotation to the pod as it was written. Pure.
 
-use std::collections::BTreeMap;
-
 use gpu_migrate_model::names;
 use serde_json::{Map, Value};
 
-use crate::original::{ContainerOriginal, ListEdit, MapEdit, Original};
+use crate::original::{ContainerOriginal, Former, ListEdit, MapEdit, Original};
 
 /// Why a pod cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -21,9 +19,9 @@ pub struct RestoreError {
 pub fn restore(pod: &mut Value) -> Result<bool, RestoreError> {
     let recorded =
         pod.get("metadata").and_then(|m| m.get("annotations")).and_then(|a| a.get(names::ORIGINAL));
-    let Some(recorded) = recorded.and_then(Value::as_str) else { return Ok(false) };
-    let original: Original =
-        serde_json::from_str(recorded).map_err(|e| RestoreError { reason: e.to_string() })?;
+    let Some(recorded) = recorded.and_then(Value::as_str).map(str::to_owned) else { return Ok(false) };
+    let original: Original<'_> =
+        serde_json::from_str(&recorded).map_err(|e| RestoreError { reason: e.to_string() })?;
     if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
         restore_spec(spec, &original);
     }
@@ -36,7 +34,7 @@ pub fn restore(pod: &mut Value) -> Result<bool, RestoreError> {
     Ok(true)
 }
 
-fn restore_spec(spec: &mut Map<String, Value>, original: &Original) {
+fn restore_spec(spec: &mut Map<String, Value>, original: &Original<'_>) {
     put_back(spec, &original.spec);
     restore_map(spec, "nodeSelector", &original.node_selector);
     restore_list(spec, "tolerations", &original.tolerations);
@@ -52,7 +50,7 @@ fn restore_spec(spec: &mut Map<String, Value>, original: &Original) {
     }
 }
 
-fn restore_container(container: &mut Map<String, Value>, record: &ContainerOriginal) {
+fn restore_container(container: &mut Map<String, Value>, record: &ContainerOriginal<'_>) {
     restore_list(container, "env", &record.env);
     let Some(resources) = container.get_mut("resources").and_then(Value::as_object_mut) else { return };
     if let Some(limits) = resources.get_mut("limits").and_then(Value::as_object_mut) {
@@ -60,23 +58,24 @@ fn restore_container(container: &mut Map<String, Value>, record: &ContainerOrigi
     }
     if let Some(requests) = resources.get_mut("requests").and_then(Value::as_object_mut) {
         // The API server defaults requests from limits: what went from the limits goes from here too.
-        requests.retain(|key, _| record.limits.get(key) != Some(&Value::Null));
+        requests.retain(|key, _| record.limits.get(key) != Some(&None));
         put_back(requests, &record.requests);
     }
 }
 
 /// Former values go back, keys that were not there go away.
-fn put_back(map: &mut Map<String, Value>, former: &BTreeMap<String, Value>) {
-    for (key, value) in former {
+fn put_back(map: &mut Map<String, Value>, former: &Former<'_>) {
+    for (key, value) in former.iter() {
         match value {
-            Value::Null => map.remove(key),
-            value => map.insert(key.clone(), value.clone()),
+            None => map.remove(key),
+            Some(value) => map.insert(key.to_owned(), value.into()),
         };
     }
 }
 
-fn restore_map(parent: &mut Map<String, Value>, field: &str, edit: &MapEdit) {
-    if edit.keys.values().any(|value| !value.is_null()) && !parent.get(field).is_some_and(Value::is_object) {
+fn restore_map(parent: &mut Map<String, Value>, field: &str, edit: &MapEdit<'_>) {
+    if edit.keys.iter().any(|(_, value)| value.is_some()) && !parent.get(field).is_some_and(Value::is_object)
+    {
         parent.insert(field.to_owned(), Value::Object(Map::new()));
     }
     let Some(map) = parent.get_mut(field).and_then(Value::as_object_mut) else { return };
@@ -86,13 +85,13 @@ fn restore_map(parent: &mut Map<String, Value>, field: &str, edit: &MapEdit) {
     }
 }
 
-fn restore_list(parent: &mut Map<String, Value>, field: &str, edit: &ListEdit) {
+fn restore_list(parent: &mut Map<String, Value>, field: &str, edit: &ListEdit<'_>) {
     if !edit.removed.is_empty() && !parent.get(field).is_some_and(Value::is_array) {
         parent.insert(field.to_owned(), Value::Array(Vec::new()));
     }
     let Some(list) = parent.get_mut(field).and_then(Value::as_array_mut) else { return };
     for added in &edit.added {
-        if let Some(index) = list.iter().rposition(|entry| entry == added) {
+        if let Some(index) = list.iter().rposition(|entry| entry == added.as_ref()) {
             list.remove(index);
         }
     }

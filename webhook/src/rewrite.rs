@@ -1,7 +1,10 @@
 //! The rewrite: a pod and what was decided about it become a JSON patch. Pure.
 //!
 //! Only the paths that change are in the patch. Maps are added to, never replaced; lists are edited entry by entry. What
-//! was there before is recorded in one annotation ([`crate::original`]). Both are written as text, side by side.
+//! was there before is recorded in one annotation ([`crate::original`]).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::names;
@@ -11,9 +14,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::convert::Conversions;
-use crate::original::Original;
+use crate::original::{ContainerOriginal, Former, ListEdit, Original};
 use crate::policy::{Constant, Policy, Scheduling};
-use crate::record::{Entries, Record};
 use crate::text::{PatchText, array, object, string};
 use crate::view::{ContainerView, EnvEntries, PodView};
 
@@ -22,9 +24,9 @@ pub(crate) struct PatchBuilder<'p, 'a> {
     pod: &'p PodView<'a>,
     policy: &'p Policy,
     patch: PatchText,
-    record: Record,
+    record: Original<'p>,
     /// The record of an earlier rewrite of this same pod.
-    former: Option<Original>,
+    former: Option<Original<'p>>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -35,12 +37,12 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
     pub(crate) fn new(pod: &'p PodView<'a>, policy: &'p Policy) -> Self {
         // A pod that comes a second time (reinvocation) keeps the record of the first time. One that asks for whole
         // cards again was copied from a rewritten pod: its record is about another pod.
-        let record = Record::new();
+        let record = Original { policy: policy.reference_text.as_str().into(), ..Original::default() };
         Self { pod, policy, patch: PatchText::default(), record, former: None, warnings: Vec::new() }
     }
 
     /// Goes on from the record of an earlier rewrite of this same pod.
-    pub(crate) fn continue_from(&mut self, former: Original) {
+    pub(crate) fn continue_from(&mut self, former: Original<'p>) {
         self.former = Some(former);
     }
 
@@ -49,44 +51,46 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
     pub(crate) fn container(
         &mut self,
         place: Place,
-        container: &ContainerView<'_>,
-        to: &Conversions<'_>,
+        container: &'p ContainerView<'a>,
+        to: &Conversions<'p>,
         guard: bool,
     ) {
         let index = place.index.to_string();
         let at = [place.list(), index.as_str()];
-        let mut record = self.record.container(container.name.as_str());
+        let env = ["spec", at[0], at[1], "env"];
+        let mut record = ContainerOriginal::default();
         if let Some(resources) = &container.resources {
-            for (field, map) in [("limits", &resources.limits), ("requests", &resources.requests)] {
-                exchange(&mut self.patch, record.map(field), (at, field, map), to, self.policy);
-            }
+            let mut exchange = |field, map| exchange(&mut self.patch, (at, field, map), to, self.policy);
+            record.limits = exchange("limits", &resources.limits);
+            record.requests = exchange("requests", &resources.requests);
         }
+        let name = container.name.as_str();
         if to.converts() {
             let found = EnvEntries::of(container, VISIBLE).entries;
             if !found.is_empty() {
-                self.warnings.push(format!(
-                    "container {}: {VISIBLE} was removed: the device plugin chooses the card",
-                    container.name.as_str()
+                self.warn(format!(
+                    "container {name}: {VISIBLE} was removed: the device plugin chooses the card"
                 ));
             }
-            remove_entries(&mut self.patch, &["spec", at[0], at[1], "env"], &found);
-            record.list("env", false, &found, &[]);
+            remove_entries(&mut self.patch, &env, &found);
+            record.env.removed = found;
         } else if guard {
             let found = EnvEntries::of(container, VISIBLE);
             let value = |entry: &'_ Value| entry.get("value").and_then(Value::as_str).map(str::to_owned);
             let hidden = |entry: &Value| matches!(value(entry).as_deref(), Some(VOID | "none" | ""));
-            if !found.entries.is_empty() && found.entries.iter().all(|(_, entry)| hidden(entry)) {
-                return;
+            if found.entries.is_empty() || !found.entries.iter().all(|(_, entry)| hidden(entry)) {
+                if !found.entries.is_empty() {
+                    self.warn(format!("container {name}: {VISIBLE} was set to void: it asks for no card"));
+                }
+                let entry = serde_json::json!({"name": VISIBLE, "value": VOID});
+                remove_entries(&mut self.patch, &env, &found.entries);
+                append(&mut self.patch, &env, found.has_list, &[&entry.to_string()]);
+                let added = vec![Cow::Owned(entry)];
+                record.env = ListEdit { created: !found.has_list, removed: found.entries, added };
             }
-            if !found.entries.is_empty() {
-                let name = container.name.as_str();
-                self.warnings
-                    .push(format!("container {name}: {VISIBLE} was set to void: it asks for no card"));
-            }
-            let entry = format!("{{\"name\":\"{VISIBLE}\",\"value\":\"{VOID}\"}}");
-            remove_entries(&mut self.patch, &["spec", at[0], at[1], "env"], &found.entries);
-            append(&mut self.patch, &["spec", at[0], at[1], "env"], found.has_list, &[&entry]);
-            record.list("env", !found.has_list, &found.entries, &[&entry]);
+        }
+        if !record.is_empty() {
+            self.record.containers.push(name, record);
         }
     }
 
@@ -119,22 +123,22 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         }
     }
 
-    fn set_field(&mut self, field: &str, former: Option<&str>, wanted: &str) {
+    fn set_field(&mut self, field: &'static str, former: Option<&'p str>, wanted: &str) {
         if former == Some(wanted) {
             return;
         }
-        self.record.spec_field(field, former);
+        self.record.spec.push(field, former.map(Amount::from));
         self.patch.add(&["spec", field], |out| string(out, wanted));
     }
 
-    fn edit_selector(&mut self, remove_keys: &[String], set: &std::collections::BTreeMap<String, String>) {
+    fn edit_selector(&mut self, remove_keys: &'p [String], set: &'p BTreeMap<String, String>) {
         let pod = self.pod;
         let current = pod.spec.node_selector.as_ref();
         let former = |key: &str| current.and_then(|map| map.get(key)).map(Text::as_str);
-        let mut record = self.record.map("nodeSelector");
+        let record = &mut self.record.node_selector;
         for key in remove_keys.iter().filter(|key| !set.contains_key(*key)) {
             if let Some(value) = former(key) {
-                record.text(key, Some(value));
+                record.keys.push(key.as_str(), Some(value.into()));
                 self.patch.remove(&["spec", "nodeSelector", key]);
             }
         }
@@ -142,9 +146,9 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         let mut sets = set.iter().filter(changed).peekable();
         let create = current.is_none() && sets.peek().is_some();
         for (key, _) in sets.clone() {
-            record.text(key, former(key));
+            record.keys.push(key.as_str(), former(key).map(Amount::from));
         }
-        record.end(create);
+        record.created = create;
         if create {
             self.patch.add(&["spec", "nodeSelector"], |out| object(out, sets));
         } else {
@@ -154,34 +158,34 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         }
     }
 
-    fn edit_tolerations(&mut self, remove_keys: &[String], wanted: &[Constant]) {
+    fn edit_tolerations(&mut self, remove_keys: &[String], wanted: &'p [Constant]) {
         const PATH: [&str; 2] = ["spec", "tolerations"];
         if remove_keys.is_empty() && wanted.is_empty() {
             return;
         }
-        let texts = |wanted: &[&'p Constant]| wanted.iter().map(|entry| entry.text()).collect::<Vec<_>>();
-        if self.pod.spec.tolerations.is_some_and(|raw| foreign(raw, remove_keys, wanted)) {
-            let added: Vec<&str> = self.policy.scheduling.toleration_add.iter().map(Constant::text).collect();
-            append(&mut self.patch, &PATH, true, &added);
-            self.record.list("tolerations", false, &[], &added);
-            return;
-        }
+        let untouched = self.pod.spec.tolerations.is_some_and(|raw| foreign(raw, remove_keys, wanted));
         // What is no list is no pod either: it is not overwritten, the API server will refuse it.
-        let Ok(current) = list(self.pod.spec.tolerations) else { return };
+        let Ok(current) = (if untouched { Ok(Some(Vec::new())) } else { list(self.pod.spec.tolerations) })
+        else {
+            return;
+        };
+        let exists = current.is_some();
+        let current = current.unwrap_or_default();
+        let added: Vec<&Constant> = wanted.iter().filter(|entry| !current.contains(entry.value())).collect();
         let keyed = |entry: &Value| {
             let key = entry.get("key").and_then(Value::as_str);
             key.is_some_and(|key| remove_keys.iter().any(|remove| remove == key))
                 && !wanted.iter().any(|constant| constant.value() == entry)
         };
-        let entries = current.iter().flatten().cloned().enumerate();
-        let removed: Vec<_> = entries.filter(|(_, entry)| keyed(entry)).collect();
-        let there = |wanted: &Constant| current.iter().flatten().any(|has| has == wanted.value());
-        let added: Vec<&Constant> =
-            self.policy.scheduling.toleration_add.iter().filter(|entry| !there(entry)).collect();
-        let added = texts(&added);
+        let removed: Vec<_> = current.into_iter().enumerate().filter(|(_, entry)| keyed(entry)).collect();
         remove_entries(&mut self.patch, &PATH, &removed);
-        append(&mut self.patch, &PATH, current.is_some(), &added);
-        self.record.list("tolerations", current.is_none() && !added.is_empty(), &removed, &added);
+        let texts: Vec<&str> = added.iter().map(|entry| entry.text()).collect();
+        append(&mut self.patch, &PATH, exists, &texts);
+        self.record.tolerations = ListEdit {
+            created: !exists && !added.is_empty(),
+            removed,
+            added: added.into_iter().map(|entry| Cow::Borrowed(entry.value())).collect(),
+        };
     }
 
     fn add_gate(&mut self) {
@@ -189,44 +193,41 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
             return;
         }
         let exists = self.pod.spec.scheduling_gates.is_some();
-        let gate = serde_json::json!({ "name": names::GANG_GATE }).to_string();
-        append(&mut self.patch, &["spec", "schedulingGates"], exists, &[&gate]);
-        self.record.list("schedulingGates", !exists, &[], &[&gate]);
+        let gate = serde_json::json!({ "name": names::GANG_GATE });
+        append(&mut self.patch, &["spec", "schedulingGates"], exists, &[&gate.to_string()]);
+        let added = vec![Cow::Owned(gate)];
+        self.record.scheduling_gates = ListEdit { created: !exists, removed: Vec::new(), added };
     }
 
     /// Removes the card choice of another pod, from which this one was copied.
     pub(crate) fn drop_stale_choice(&mut self) {
-        let mut record = self.record.map("annotations");
         for (key, value) in self.pod.metadata.annotations.iter().flat_map(Map::iter) {
             if is_of_choice(key) {
-                record.text(key, Some(value.as_str()));
+                self.record.annotations.keys.push(key, Some(value.as_str().into()));
                 self.patch.remove(&["metadata", "annotations", key]);
             }
         }
-        record.end(false);
     }
 
     /// The patch, with the record written into the pod. Empty when nothing changed.
     pub(crate) fn finish(self) -> (PatchText, Vec<String>) {
-        let Self { pod, policy, mut patch, mut record, former, warnings } = self;
+        let Self { pod, policy: _, mut patch, mut record, former, warnings } = self;
         if patch.is_empty() {
             return (patch, warnings);
         }
-        let absent = pod.metadata.annotations.is_none();
-        if absent {
-            record.map("annotations").end(true);
-        }
-        let record = record.finish(&policy.reference_text);
-        let (record, policy) = match former {
-            None => (record, policy.reference_text.clone()),
-            Some(former) => former.followed_by(&record),
+        record.annotations.created = pod.metadata.annotations.is_none();
+        let created = record.annotations.created;
+        let record = match former {
+            None => record,
+            Some(former) => former.followed_by(record),
         };
-        if absent {
-            let both = [(names::ORIGINAL, record.as_str()), (names::POLICY, policy.as_str())];
+        let (text, policy) = (record.to_json(), record.policy.as_str());
+        if created {
+            let both = [(names::ORIGINAL, text.as_str()), (names::POLICY, policy)];
             patch.add(&["metadata", "annotations"], |out| object(out, both.into_iter()));
         } else {
-            patch.add(&["metadata", "annotations", names::ORIGINAL], |out| string(out, &record));
-            patch.add(&["metadata", "annotations", names::POLICY], |out| string(out, &policy));
+            patch.add(&["metadata", "annotations", names::ORIGINAL], |out| string(out, &text));
+            patch.add(&["metadata", "annotations", names::POLICY], |out| string(out, policy));
         }
         (patch, warnings)
     }
@@ -236,42 +237,29 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
     }
 }
 
-/// Exchanges the resources in the limits or the requests of a container.
-fn exchange(
+/// Exchanges the resources in the limits or the requests of a container; returns what they were.
+fn exchange<'p>(
     patch: &mut PatchText,
-    mut record: Entries<'_>,
-    (at, field, map): ([&str; 2], &str, &Map<'_, Amount<'_>, ExtendedResources>),
-    to: &Conversions<'_>,
-    policy: &Policy,
-) {
+    (at, field, map): ([&str; 2], &str, &'p Map<'_, Amount<'_>, ExtendedResources>),
+    to: &Conversions<'p>,
+    policy: &'p Policy,
+) -> Former<'p> {
     let path = |name| ["spec", at[0], at[1], "resources", field, name];
-    let mut held = false;
+    let mut former = Former::default();
     for name in &to.replaced {
         let Some(amount) = map.get(name) else { continue };
-        held = true;
-        record.json(name, |out| write_amount(out, amount));
+        former.push(*name, Some(amount.clone()));
         patch.remove(&path(name));
     }
     let dialect = &policy.conversion.dialect;
+    let held = !former.is_empty();
     for (name, amount) in [(&dialect.cores, to.cores), (&dialect.memory, to.blocks)] {
         if held && amount > 0 {
-            record.json(name, |out| match map.get(name) {
-                Some(amount) => write_amount(out, amount),
-                None => out.push_str("null"),
-            });
+            former.push(name.as_str(), map.get(name).cloned());
             patch.add(&path(name), |out| string(out, &amount.to_string()));
         }
     }
-    record.end();
-}
-
-/// Appends a quantity as JSON, exactly as it was written.
-fn write_amount(out: &mut String, amount: &Amount<'_>) {
-    if amount.is_number() {
-        out.push_str(amount.as_str());
-    } else {
-        string(out, amount.as_str());
-    }
+    former
 }
 
 /// Removes list entries, the last first so that no index moves.

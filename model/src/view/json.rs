@@ -6,10 +6,12 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+use serde_json::Value;
 
 /// A string. `Cow` itself would allocate for every element of a container; this one borrows. `null` is empty: some
 /// clients write it where they mean nothing.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Text<'a>(pub Cow<'a, str>);
 
 impl Text<'_> {
@@ -71,6 +73,12 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
+impl Serialize for Text<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self)
+    }
+}
+
 /// A quantity as it was written: mostly a string, a bare number in hand-written manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Amount<'a> {
@@ -89,6 +97,19 @@ impl Amount<'_> {
     #[must_use]
     pub const fn is_number(&self) -> bool {
         self.number
+    }
+}
+
+impl From<&Amount<'_>> for Value {
+    fn from(amount: &Amount<'_>) -> Self {
+        let number = amount.number.then(|| amount.text.parse().ok()).flatten();
+        number.map_or_else(|| Self::String(amount.text.to_string()), Self::Number)
+    }
+}
+
+impl Serialize for Amount<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.number { Value::from(self).serialize(serializer) } else { self.text.serialize(serializer) }
     }
 }
 
@@ -178,10 +199,38 @@ impl<V, K> Map<'_, V, K> {
     }
 }
 
-impl<'a, V, K> FromIterator<(&'a str, V)> for Map<'a, V, K> {
-    fn from_iter<I: IntoIterator<Item = (&'a str, V)>>(entries: I) -> Self {
-        let entries = entries.into_iter().map(|(key, value)| (Text::from(key), value)).collect();
+impl<'a, V, K> Map<'a, V, K> {
+    /// Whether it has no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds an entry at the end; `key` must be new.
+    pub fn push(&mut self, key: impl Into<Text<'a>>, value: V) {
+        self.entries.push((key.into(), value));
+    }
+}
+
+impl<'a, V, K, T: Into<Text<'a>>> FromIterator<(T, V)> for Map<'a, V, K> {
+    fn from_iter<I: IntoIterator<Item = (T, V)>>(entries: I) -> Self {
+        let entries = entries.into_iter().map(|(key, value)| (key.into(), value)).collect();
         Self { entries, keys: PhantomData }
+    }
+}
+
+impl<'a, V, K> IntoIterator for Map<'a, V, K> {
+    type Item = (Text<'a>, V);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
+
+impl<V: Serialize, K> Serialize for Map<'_, V, K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
     }
 }
 
