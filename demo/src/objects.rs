@@ -54,7 +54,7 @@ pub(super) async fn pods(client: &Client, namespace: &str) -> anyhow::Result<Pod
     let mut pods = Pods::default();
     for pod in list.items {
         let status = pod.status.clone().unwrap_or_default();
-        if ["Failed", "Succeeded"].contains(&status.phase.as_deref().unwrap_or_default()) {
+        if gpu_migrate_model::view::is_finished(status.phase.as_deref()) {
             continue;
         }
         let ready =

@@ -110,7 +110,7 @@ fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
 
 fn is_finished(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"))
+    pod.metadata.deletion_timestamp.is_some() || gpu_migrate_model::view::is_finished(phase)
 }
 
 fn is_labelled(labels: &BTreeMap<String, String>) -> bool {

@@ -64,7 +64,7 @@ fn is_wanted(kind: &str, object: &Value) -> bool {
     let controlled = owners.into_iter().flatten().any(|owner| owner["controller"] == true);
     let phase = object.pointer("/status/phase").and_then(Value::as_str);
     let ended = match kind {
-        "Pod" => matches!(phase, Some("Succeeded" | "Failed")),
+        "Pod" => gpu_migrate_model::view::is_finished(phase),
         "Job" => object.pointer("/status/completionTime").is_some(),
         _ => false,
     };

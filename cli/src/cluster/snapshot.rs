@@ -169,7 +169,7 @@ fn gates(metrics: &str) -> BTreeMap<String, bool> {
 
 /// A pod that no longer runs.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
-    matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
+    gpu_migrate_model::view::is_finished(pod.status.as_ref().and_then(|status| status.phase.as_deref()))
 }
 
 #[cfg(test)]

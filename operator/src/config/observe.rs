@@ -122,7 +122,7 @@ pub(crate) fn count(pods: &[Pod]) -> NodePods {
     let dialect = Dialect::default();
     for pod in pods {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
+        if gpu_migrate_model::view::is_finished(phase) {
             continue;
         }
         let kind = PodAsk::of(pod, &dialect).map_or(PodKind::Mixed, |ask| ask.kind());

@@ -188,7 +188,7 @@ fn taints(mut taints: Vec<Taint>, cordoned: bool) -> Vec<Taint> {
 impl SnapshotPod {
     fn of(pod: Pod, value: Value) -> Option<Self> {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
+        if gpu_migrate_model::view::is_finished(phase) {
             return None;
         }
         let spec = pod.spec.as_ref()?;
