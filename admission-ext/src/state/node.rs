@@ -77,7 +77,7 @@ impl NodeFacts {
                 .metadata
                 .labels
                 .iter()
-                .flat_map(|labels| labels.iter())
+                .flat_map(Map::iter)
                 .map(|(key, value)| (key.to_owned(), value.to_string()))
                 .collect(),
             cordoned: cordoned

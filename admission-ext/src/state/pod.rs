@@ -10,6 +10,7 @@ use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::{Constraints, Placement};
 use gpu_migrate_model::units::{Blocks, CardIndex};
 use gpu_migrate_model::view::PodView;
+use gpu_migrate_model::view::json::Map;
 
 /// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
 pub type Cards = Box<[(u16, CardIndex)]>;
@@ -96,7 +97,7 @@ impl PodFacts {
                 .spec
                 .node_selector
                 .iter()
-                .flat_map(|labels| labels.iter())
+                .flat_map(Map::iter)
                 .map(|(k, v)| (k.to_owned(), v.to_string()))
                 .collect(),
             leaving: pod.metadata.deletion_timestamp.is_some(),
