@@ -19,16 +19,16 @@ pub struct Args {
     /// Policies from a YAML stream of GPUMigrations and Namespaces instead of from the cluster; read again on change.
     #[arg(long, env = "GPU_MIGRATE_POLICY_FILE", value_name = "FILE")]
     pub policy_file: Option<PathBuf>,
-    /// Where the API server reaches us.
+    /// Address to serve the API server on, with TLS.
     #[arg(long, env = "GPU_MIGRATE_BIND", default_value = "[::]:9443")]
     pub bind: SocketAddr,
-    /// Plain port of /livez, /readyz and /metrics; empty for none.
+    /// Address of /livez, /readyz and /metrics, without TLS; empty for none.
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9402")]
     pub metrics_bind: String,
     /// Kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's service account.
     #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Our own namespace: holds the CA's Secret and is never looked at.
+    /// Namespace of gpu-migrate: holds the CA's Secret; its pods are never changed.
     #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
     pub namespace: String,
     /// Name of this replica.
@@ -64,11 +64,11 @@ pub enum LogFormat {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Certificates")]
 pub struct TlsArgs {
-    /// Folder with tls.crt and tls.key (and ca.crt), watched for changes. Without a tls.crt in it, a CA of our own is
-    /// made and kept there.
+    /// Folder with tls.crt and tls.key (and ca.crt), watched for changes. Without a tls.crt in it, a self-signed CA is
+    /// created and kept there.
     #[arg(long, env = "GPU_MIGRATE_TLS_DIR", value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// Secret in our namespace that holds the CA which replicas share; used where there is no --tls-dir.
+    /// Secret, in the namespace of gpu-migrate, with the CA that the replicas share; used where there is no --tls-dir.
     #[arg(long, env = "GPU_MIGRATE_TLS_SECRET", default_value = "gpu-migrate-webhook-ca")]
     pub tls_secret: String,
     /// Further DNS names and IP addresses for the certificate.
@@ -80,7 +80,7 @@ pub struct TlsArgs {
     /// How long the CA lives; renewed at two thirds, with both CAs in the bundle.
     #[arg(long, env = "GPU_MIGRATE_CA_LIFETIME", default_value = "8760h", value_parser = duration)]
     pub ca_lifetime: Duration,
-    /// Demand a client certificate signed by a CA in this PEM file.
+    /// Require a client certificate signed by a CA in this PEM file.
     #[arg(long, env = "GPU_MIGRATE_CLIENT_CA_FILE", value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
     /// Names that client certificates may carry; default: any.
@@ -101,7 +101,7 @@ pub struct RegistrationArgs {
     /// Create and maintain the MutatingWebhookConfiguration.
     #[arg(long, env = "GPU_MIGRATE_REGISTER")]
     pub register: bool,
-    /// Do not create it, only keep its caBundle (a chart has created it).
+    /// Only keep the caBundle of a MutatingWebhookConfiguration that exists already, such as the chart's.
     #[arg(long, env = "GPU_MIGRATE_INJECT_CA", conflicts_with = "register")]
     pub inject_ca: bool,
     /// Service in front of the replicas: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
@@ -119,16 +119,16 @@ pub struct RegistrationArgs {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Reviews at a time; more are answered with 503.
+    /// Concurrent reviews; more are answered with 503.
     #[arg(long, env = "GPU_MIGRATE_MAX_IN_FLIGHT", default_value_t = 256)]
     pub max_in_flight: usize,
-    /// Connections at a time; more wait.
+    /// Concurrent connections; more wait.
     #[arg(long, env = "GPU_MIGRATE_MAX_CONNECTIONS", default_value_t = 1024)]
     pub max_connections: usize,
-    /// After SIGTERM: how long to go on accepting while endpoints propagate.
+    /// How long to accept requests after SIGTERM, while endpoints propagate.
     #[arg(long, env = "GPU_MIGRATE_DRAIN_DELAY", default_value = "5s", value_parser = duration)]
     pub drain_delay: Duration,
-    /// Then: how long connections may take to finish.
+    /// How long connections may take to finish after that.
     #[arg(long, env = "GPU_MIGRATE_DRAIN_TIMEOUT", default_value = "15s", value_parser = duration)]
     pub drain_timeout: Duration,
 }
