@@ -1,6 +1,6 @@
-//! The whole agent: what is started, in which order, and how it ends.
+//! Starts the agent's tasks in order, and stops them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,22 +22,16 @@ use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
-use crate::node::{self, Node, NodeEvent, Paths, StateError};
+use crate::node::{self, Node, Paths, StateError};
 use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
-use crate::plugins::shared::{self, AllocateConfig, SharedPlugin};
-use crate::uninstall::{self, Label};
+use crate::plugins::shared::{AllocateConfig, SharedPlugin};
+use crate::uninstall::{self, NodeLabels};
 use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
 
-/// Time passes: holders are looked at again this often, whatever else happens.
+/// Reconcile interval: ended holders are released at least this often.
 const TICK: Duration = Duration::from_secs(1);
-/// Pod-resources is asked this often without a reason, to compare.
-const COMPARE: Duration = Duration::from_secs(15);
-/// What is left of pods that are gone is looked for this often.
-const TIDY: Duration = Duration::from_secs(10);
-/// Promises younger than this are not compared: sources follow one another.
-const SETTLED: u64 = 10_000;
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +59,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let (node, inventory) = open(&args, inventory)?;
     tracing::info!(
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
-        holders = node.with(|state, _| state.grants().count()), "state are open"
+        holders = node.with(|state, _| state.grants().count()), "ledger rebuilt"
     );
     let config = Arc::new(AllocateConfig {
         style: args.style(),
@@ -78,7 +72,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let mut tasks = Tasks::new(others.clone(), stop.clone());
 
     tasks.spawn("the word of changes", forward_changes(node.clone(), stop.clone()));
-    let standings: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
+    let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, config.clone(), &directory))
         .into();
     tasks.spawn(
@@ -94,9 +88,15 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         follow_kubelet(node.clone(), directory.clone(), stop.clone()),
     );
     let (drift_sender, drift) = watch::channel(Vec::new());
-    tasks.spawn_apart("the comparison of sources", compare(node.clone(), drift_sender, stop.clone()));
+    tasks.spawn_apart(
+        "the comparison of sources",
+        crate::compare::run(node.clone(), drift_sender, stop.clone()),
+    );
 
-    tasks.spawn_apart("the tidying of pods that are gone", tidy(node.clone(), config.clone(), stop.clone()));
+    tasks.spawn_apart(
+        "the tidying of pods that are gone",
+        crate::leftovers::run(node.clone(), config.clone(), stop.clone()),
+    );
 
     let static_status = StaticStatus {
         node_name: args.node_name.clone(),
@@ -119,7 +119,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             let client = client.await.map_err(|e| AgentError::Client(e.to_string()))?;
             let client = client.map_err(|e| AgentError::Client(e.to_string()))?;
             let name = args.node_name.clone();
-            label = Some(Label::read(client.clone(), name.clone()).await);
+            label = Some(NodeLabels::read(client.clone(), name.clone()).await);
             let dialect = node.with(|state, _| state.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn_apart(
@@ -150,7 +150,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         }
     }
     if !args.metrics_bind.is_empty() {
-        let pages = pages(&node, &upstreams, static_status, drift, standings);
+        let pages = pages(&node, &upstreams, static_status, drift, registrations);
         let (address, stop) = (args.metrics_bind.clone(), stop.clone());
         tasks.spawn_apart("the metrics server", async move {
             if let Err(error) = http::serve(&address, pages, stop).await {
@@ -160,19 +160,19 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     }
     tasks.run_until_lost().await?;
     if let Some(label) = label
-        && label.is_gone().await
+        && label.agent_removed().await
     {
-        match uninstall::clean(&node.paths.state, config.cdi.as_ref()) {
-            Ok(()) => tracing::info!("taken off this node: nothing of ours is left"),
+        match uninstall::remove_files(&node.paths.state, config.cdi.as_ref()) {
+            Ok(()) => tracing::info!("this node asks for no agent any more: removed the agent's state"),
             Err(error) => {
-                tracing::warn!(%error, state = %node.paths.state.display(), "taken off this node, and this is left");
+                tracing::warn!(%error, state = %node.paths.state.display(), "this node asks for no agent any more, but removing the agent's state failed");
             }
         }
     }
     Ok(())
 }
 
-/// The books of this node, from what earlier lives and the kubelet left on disk.
+/// The state of this node, from what earlier processes and the kubelet left on disk.
 fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateError> {
     let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
     let kubelet = args.kubelet_dir.clone();
@@ -186,7 +186,7 @@ fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateEr
     let inventory = found.arranged(&resolved);
     let mut state = NodeState::new(settings, inventory.cards.clone(), &inventory.topology);
     state.set_layout(layout);
-    state.set_mig_devices(inventory.parts.clone());
+    state.set_mig_devices(inventory.mig_devices.clone());
     for (position, health) in inventory.health.iter().enumerate() {
         if *health == Health::Unhealthy {
             state.set_health(CardIndex::from(position), *health);
@@ -217,18 +217,18 @@ fn serve_shared(
 ) -> watch::Receiver<RegistrationState> {
     let name = node.with(|state, _| state.resource_name(&Resource::Shared(resource)).to_owned());
     let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
-    let (sender, standing) = watch::channel(RegistrationState::default());
+    let (sender, registration) = watch::channel(RegistrationState::default());
     let (of_service, stop) = (node.clone(), tasks.stop.clone());
     let make =
         Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, config.clone(), streams));
     tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
-    standing
+    registration
 }
 
-/// One endpoint for each resource that NVIDIA's plugin has registered; it ends when the plugin does not come back.
+/// One endpoint for each resource that NVIDIA's plugin has registered; it ends when the plugin does not register again.
 ///
-/// Who does not register here may register with the kubelet itself, when it is taken off the bridge. The kubelet keeps one
-/// plugin a resource and forgets the new one when the stream of an old one ends after it began.
+/// Then the plugin may have been configured to register with the kubelet itself. The kubelet keeps one plugin a resource and drops
+/// the new one when the stream of an old one ends after it began.
 async fn serve_legacy(
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
@@ -264,7 +264,7 @@ async fn serve_legacy(
                 if let Some((over, task)) = served.remove(&resource) {
                     over.cancel();
                     let _ = task.await;
-                    tracing::info!(resource, "not served any more until NVIDIA's plugin registers again");
+                    tracing::info!(resource, "not served until NVIDIA's plugin registers again");
                 }
             }
             None => {
@@ -283,7 +283,7 @@ fn socket_name(resource: &str) -> String {
     format!("gpu-migrate-{}.sock", resource.replace('/', "_"))
 }
 
-/// Reads the kubelet's book when it changes, events new kubelets, and lets time pass.
+/// Reads the kubelet checkpoint when it changes, detects restarts of the kubelet, and reconciles.
 async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: CancellationToken) {
     let socket = directory.path().join("kubelet.sock");
     let mut kubelet = Stamp::of(&socket);
@@ -291,7 +291,7 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         node.read_checkpoint();
         let now = Stamp::of(&socket);
         if now.is_some() && now != kubelet {
-            tracing::info!("the kubelet started anew");
+            tracing::info!("the kubelet restarted");
             node.kubelet_started();
             kubelet = now;
         }
@@ -303,102 +303,8 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
     }
 }
 
-/// Who does not answer the kubelet hears of changes later.
 async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
     tokio::select! { () = node.forward_changes() => {}, () = stop.cancelled() => {} }
-}
-
-/// Asks pod-resources when that could free something, and now and then to compare.
-async fn compare(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
-    let mut changes = node.deferred_changes();
-    let mut next = tokio::time::Instant::now();
-    let mut before = Vec::new();
-    loop {
-        tokio::select! {
-            changed = changes.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep_until(next) => {}
-            () = stop.cancelled() => return,
-        }
-        changes.borrow_and_update();
-        let due = tokio::time::Instant::now() >= next;
-        let wanted = node.with(|state, now| {
-            state.reconcile(now);
-            state.needs_pod_resources()
-        });
-        if !due && !wanted {
-            continue;
-        }
-        next = tokio::time::Instant::now() + if wanted { TICK } else { COMPARE };
-        match node.list_pod_resources().await {
-            Ok(rows) => {
-                let found = node.with(|state, now| state.drift(&rows, SETTLED, now));
-                // Sources follow one another: what is seen once may be on its way.
-                let twice: Vec<_> = found.iter().filter(|d| before.contains(*d)).cloned().collect();
-                before = found;
-                report_drift(&node, &twice, &drift);
-                if let Err(error) = node.write_deviations() {
-                    tracing::warn!(%error, "nvidia_checkpoint could not be brought up to date");
-                }
-            }
-            Err(error) => tracing::debug!(%error, "pod-resources did not answer"),
-        }
-        // Lists are not asked for in a loop, however often the books change.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// What strategies of isolation left on the host for pods that are gone is removed.
-async fn tidy(node: Arc<Node>, config: Arc<AllocateConfig>, stop: CancellationToken) {
-    let mut before = None;
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(TIDY) => {}
-            () = stop.cancelled() => return,
-        }
-        let holders = node.with(|state, _| {
-            let nameless = state.grants().any(|(_, grant)| !grant.confirmed);
-            let uids: BTreeSet<String> =
-                state.grants().map(|(_, grant)| grant.holder.pod_uid.clone()).collect();
-            (state.is_ready() && !nameless).then_some(uids)
-        });
-        if let Some(cdi) = config.cdi.as_ref().filter(|_| node.with(|state, _| state.is_ready())) {
-            cdi.tidy(&node.with(|state, _| core_keys(state)));
-        }
-        // While somebody is not known yet, nobody's folder is taken for a stranger's.
-        if let Some(living) = holders.filter(|living| before.as_ref() != Some(living)) {
-            config.isolation.tidy(&living);
-            before = Some(living);
-        }
-    }
-}
-
-/// The keys of all containers that have cores, or were promised some.
-fn core_keys(state: &NodeState) -> BTreeSet<String> {
-    let of_cores =
-        state.grants().filter(|(_, grant)| grant.resource == Resource::Shared(SharedResource::Cores));
-    let ids =
-        of_cores.map(|(_, grant)| grant.requested.iter().map(|key| state.id_of(key)).collect::<Vec<_>>());
-    ids.map(|ids| shared::key(&ids)).collect()
-}
-
-fn report_drift(node: &Node, found: &[crate::decide::Drift], drift: &watch::Sender<Vec<String>>) {
-    let cards = node.with(|state, _| state.ledger().len());
-    for card in 0..cards {
-        let count = found.iter().filter(|d| d.card.position() == card).count();
-        node.metrics.drift(&card.to_string(), i64::try_from(count).unwrap_or(i64::MAX));
-    }
-    let text: Vec<String> = found.iter().map(|d| format!("{}: {}", d.card, d.what)).collect();
-    drift.send_if_modified(|before| {
-        let changed = *before != text;
-        if changed {
-            for line in text.iter().filter(|line| !before.contains(line)) {
-                tracing::warn!(drift = %line, "sources disagree");
-                node.record_event(NodeEvent::warning("CardDrift", line.clone()));
-            }
-            *before = text;
-        }
-        changed
-    });
 }
 
 fn pages(
@@ -406,16 +312,16 @@ fn pages(
     upstreams: &Arc<Upstreams>,
     static_status: StaticStatus,
     drift: watch::Receiver<Vec<String>>,
-    standings: Vec<watch::Receiver<RegistrationState>>,
+    registrations: Vec<watch::Receiver<RegistrationState>>,
 ) -> Pages {
     let (of_cards, upstreams) = (node.clone(), upstreams.clone());
     Pages {
         metrics: node.metrics.clone(),
         ready: Arc::new(move || {
-            if standings.iter().all(|s| s.borrow().registered) {
+            if registrations.iter().all(|s| s.borrow().registered) {
                 Ok(())
             } else {
-                Err("not registered with the kubelet (is it running?)".to_owned())
+                Err("not registered with the kubelet; is the kubelet running?".to_owned())
             }
         }),
         cards: Arc::new(move || publish::status(&of_cards, &upstreams, &static_status, &drift.borrow())),

@@ -1,4 +1,4 @@
-//! The command line, and the same by environment.
+//! The command line; every flag can also be set by environment.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use clap::{Parser, ValueEnum};
 use crate::isolation::{self, Folders, Isolation, Kind};
 use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
 
-/// Node agent of gpu-migrate: keeps the one ledger of this node's cards and serves both kinds of GPU resources to the kubelet.
+/// Node agent of gpu-migrate: keeps the ledger of this node's cards and serves shared and whole-card GPU resources to the kubelet.
 ///
-/// It registers tencent.com/vcuda-core and tencent.com/vcuda-memory with the kubelet, and stands between the kubelet and the
-/// unmodified NVIDIA device plugin: set KUBELET_SOCKET of its DaemonSet to
+/// It registers tencent.com/vcuda-core and tencent.com/vcuda-memory with the kubelet, and sits between the kubelet and the
+/// unmodified NVIDIA device plugin: set KUBELET_SOCKET in that plugin's DaemonSet to
 /// /var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpu-migrate-bridge", version, about, long_about)]
@@ -22,7 +22,7 @@ pub struct Args {
     /// The kubelet's root directory.
     #[arg(long, env = "GPU_MIGRATE_KUBELET_DIR", default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub kubelet_dir: PathBuf,
-    /// Where nvidia_checkpoint is kept [default: device-plugins/gpu-migrate below the kubelet's].
+    /// Directory of the agent's own state [default: device-plugins/gpu-migrate below the kubelet's].
     #[arg(long, env = "GPU_MIGRATE_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The cards: "nvml", or a YAML or JSON file that lists them.
@@ -31,10 +31,10 @@ pub struct Args {
     /// Another NVML library than the driver's libnvidia-ml.so.1.
     #[arg(long, env = "GPU_MIGRATE_NVML", value_name = "FILE")]
     pub nvml_library: Option<PathBuf>,
-    /// Work without an API server: the node's pods are read from this file (a List of Pods) whenever it changes.
+    /// Run without an API server: read the node's pods from this file (a List of Pods) whenever it changes.
     #[arg(long, env = "GPU_MIGRATE_PODS_FILE", value_name = "FILE", conflicts_with = "kubeconfig")]
     pub pods_file: Option<PathBuf>,
-    /// How to reach the API server [default: KUBECONFIG, else the pod's service account].
+    /// Kubeconfig of the API server [default: KUBECONFIG, else the pod's service account].
     #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// How shared containers are shown their cards.
@@ -46,14 +46,14 @@ pub struct Args {
     /// Also name the device nodes of the cards in the answer.
     #[arg(long, env = "GPU_MIGRATE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
-    /// Write CDI specifications of our own here, one a container, and name those to the runtime (for instance /var/run/cdi).
-    /// Without it the CDI strategies name NVIDIA's devices, nvidia.com/gpu=UUID.
+    /// Write one CDI specification per container to this directory (for instance /var/run/cdi) and refer the runtime to it.
+    /// Without it the CDI strategies refer to NVIDIA's devices, nvidia.com/gpu=UUID.
     #[arg(long, env = "GPU_MIGRATE_CDI_SPEC_DIR", value_name = "DIR")]
     pub cdi_spec_dir: Option<PathBuf>,
-    /// How shares of a card are kept apart.
+    /// How containers are limited to their share of a card.
     #[arg(long, env = "GPU_MIGRATE_ISOLATION", default_value = "none")]
     pub isolation: Kind,
-    /// Libraries of the isolation, versions side by side.
+    /// Directory of the isolation's libraries, one folder per version.
     #[arg(
         long,
         env = "GPU_MIGRATE_LIBRARY_DIR",
@@ -67,7 +67,7 @@ pub struct Args {
     /// gpu-manager's root, for vcuda: vm lies below it.
     #[arg(long, env = "GPU_MIGRATE_MANAGER_DIR", default_value = "/etc/gpu-manager", value_name = "DIR")]
     pub manager_dir: PathBuf,
-    /// Tell the kubelet on which NUMA node each share lies (a topology manager may then narrow the extender's choice).
+    /// Report the NUMA node of each vcuda device to the kubelet (a topology manager may then narrow the extender's choice).
     #[arg(long, env = "GPU_MIGRATE_NUMA_HINTS")]
     pub numa_hints: bool,
     /// Where /livez, /readyz, /metrics and /cards are served; empty: nowhere.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One row of `nvidia_checkpoint`: the kubelet's structure, with the devices that were really given.
+/// One row of `nvidia_checkpoint`: the kubelet's structure, with the devices that were granted.
 ///
-/// A deviation is recorded when the answer to the kubelet named other devices than it asked for. `DeviceIDs` are the real ones;
+/// A deviation is recorded when the answer to the kubelet named other devices than it requested. `DeviceIDs` are the real ones;
 /// `KubeletDeviceIDs` are those of the kubelet checkpoint for the same container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deviation {
@@ -19,10 +19,10 @@ pub struct Deviation {
     /// Name of the resource.
     #[serde(rename = "ResourceName")]
     pub resource: String,
-    /// What the container really got, by NUMA node (`"-1"`: unknown).
+    /// What the container got, by NUMA node (`"-1"`: unknown).
     #[serde(rename = "DeviceIDs")]
     pub actual: BTreeMap<String, Vec<String>>,
-    /// What the kubelet asked for and has in its checkpoint.
+    /// What the kubelet requested and has in its checkpoint.
     #[serde(rename = "KubeletDeviceIDs")]
     pub kubelet: Vec<String>,
     /// Unused; the kubelet stores the plugin's answer in this field.

@@ -1,16 +1,18 @@
 //! Node agent: one ledger, two device plugins, between the kubelet and the NVIDIA plugin.
 //!
-//! [`decide`] is the pure core; everything else carries bytes to it and from it. [`agent::run`] is the whole.
+//! [`decide`] is the pure core, the other modules are I/O around it. [`agent::run`] starts all of them.
 
 pub mod agent;
 pub mod args;
 pub mod cluster;
+pub mod compare;
 pub mod decide;
 pub mod deviations;
 pub mod http;
 pub mod inventory;
 pub mod isolation;
 pub mod kubelet;
+pub mod leftovers;
 pub mod metrics;
 pub mod node;
 pub mod nvidia;

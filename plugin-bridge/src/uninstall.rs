@@ -1,8 +1,8 @@
-//! Leaving a node: what the agent kept there is removed once the node is no longer to have it.
+//! Removes the agent's files from a node that is no longer to have an agent.
 //!
-//! An agent that is stopped cannot tell an update from a farewell by the signal. The node's labels can: the DaemonSet follows
-//! them, so an agent that ends when they no longer ask for one was taken off this node, and no successor will read what it
-//! leaves. On any doubt everything stays.
+//! The signal that stops an agent does not distinguish an update from a removal. The node's labels do: the DaemonSet selects nodes by
+//! them, so no other agent will read the files of one that stops when they no longer ask for an agent. Where that is not certain,
+//! everything stays.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,39 +15,38 @@ use kube::{Api, Client, ResourceExt};
 
 use crate::plugins::cdi::CdiSpecs;
 
-/// The kubelet gives the agent 30 s to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The kubelet gives the agent 30 s to stop.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether the node's labels asked for an agent when this one started.
+/// The node's labels, as they were when this agent started.
 #[derive(Debug)]
-pub struct Label {
+pub struct NodeLabels {
     api: Api<Node>,
     node: String,
     at_start: bool,
 }
 
-impl Label {
-    /// Reads them. An agent that was started without any, or an API server that does not answer in time, never is a reason to
-    /// remove anything.
+impl NodeLabels {
+    /// Reads them. If they ask for no agent, or the API server does not answer in time, nothing will be removed.
     pub async fn read(client: Client, node: String) -> Self {
         let api = Api::all(client);
-        let at_start = asks(&api, &node).await.unwrap_or(false);
+        let at_start = asks_for_agent(&api, &node).await.unwrap_or(false);
         Self { api, node, at_start }
     }
 
-    /// Whether the agent was taken off its node.
-    pub async fn is_gone(&self) -> bool {
-        self.at_start && asks(&self.api, &self.node).await == Some(false)
+    /// Whether the labels asked for an agent and do not any more.
+    pub async fn agent_removed(&self) -> bool {
+        self.at_start && asks_for_agent(&self.api, &self.node).await == Some(false)
     }
 }
 
 /// Whether the node asks for an agent; `None` if that is not known.
-async fn asks(api: &Api<Node>, node: &str) -> Option<bool> {
-    let node = tokio::time::timeout(PATIENCE, api.get_metadata(node)).await.ok()?.ok()?;
+async fn asks_for_agent(api: &Api<Node>, node: &str) -> Option<bool> {
+    let node = tokio::time::timeout(TIMEOUT, api.get_metadata(node)).await.ok()?.ok()?;
     Some(wanted(node.labels()))
 }
 
-/// By the operator's label, or by the one that a DaemonSet of one's own goes by.
+/// By the operator's label, or by the one that a user's own DaemonSet may select.
 fn wanted(labels: &BTreeMap<String, String>) -> bool {
     let mode = labels.get(PLUGIN).map(String::as_str);
     labels.contains_key(RUN_AGENT) || matches!(mode, Some("Bridged" | "Shared"))
@@ -56,10 +55,10 @@ fn wanted(labels: &BTreeMap<String, String>) -> bool {
 /// Removes the state folder and our CDI specifications. Running containers need neither: they have their cards.
 ///
 /// # Errors
-/// What the system said of the folder.
-pub fn clean(state: &Path, cdi: Option<&CdiSpecs>) -> io::Result<()> {
+/// The system's, about the folder.
+pub fn remove_files(state: &Path, cdi: Option<&CdiSpecs>) -> io::Result<()> {
     if let Some(cdi) = cdi {
-        cdi.tidy(&Default::default());
+        cdi.remove_stale(&Default::default());
     }
     match std::fs::remove_dir_all(state) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -77,18 +76,18 @@ mod tests {
             wanted(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
         };
         assert!(node(&[(PLUGIN, "Bridged")]) && node(&[(PLUGIN, "Shared")]));
-        assert!(node(&[(PLUGIN, "Legacy"), (RUN_AGENT, "none")]), "on its way: shares are still there");
+        assert!(node(&[(PLUGIN, "Legacy"), (RUN_AGENT, "none")]), "it is being moved: shared pods still run");
         assert!(!node(&[(PLUGIN, "Legacy")]) && !node(&[]));
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_clean() {
+    fn removing_files_twice_is_no_error() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        clean(&state, None).unwrap();
+        remove_files(&state, None).unwrap();
         std::fs::create_dir(&state).unwrap();
         std::fs::write(state.join("nvidia_checkpoint"), "{}").unwrap();
-        clean(&state, None).unwrap();
+        remove_files(&state, None).unwrap();
         assert!(!state.exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Everything that is spoken with the API server. Away, it stops nothing: decisions go on from what is known.
+//! Reads from and writes to the API server. While it is unavailable, decisions are made from what is known.
 
 pub mod clean;
 pub mod cordon;

@@ -1,4 +1,4 @@
-//! The node's pods: from a watch that asks for this node's alone, or from a file.
+//! The node's pods: from a watch of this node's pods, or from a file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use gpu_migrate_kubelet_api::directory::Stamp;
 /// The annotation by which a mirror pod names the UID that the kubelet uses for a static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What deciding needs of a pod. A pod whose requests make no sense is shown without any: the kubelet refuses it.
+/// What decisions need of a pod. Invalid requests are left out: the kubelet rejects such a pod.
 #[must_use]
 pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
     let meta = &pod.metadata;
@@ -130,7 +130,7 @@ pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: Ca
     let handled = watcher(api, config).default_backoff().for_each(|event| {
         match event {
             Ok(event) => take(event, &mut first, &dialect, &node),
-            // The watcher begins anew by itself; until then decisions go on from what is known.
+            // The watcher restarts by itself; until then decisions are made from what is known.
             Err(error) => tracing::warn!(%error, "the watch of pods was interrupted"),
         }
         futures::future::ready(())

@@ -5,7 +5,7 @@
 //! services around it take one short lock, call one method, and do what it returns.
 //!
 //! Accounting is **by device ID**: every ID has at most one owner, so a card's shares cannot add up to more than the
-//! card. The container that has an ID may be learnt late and corrected without moving anything.
+//! card. The container that has an ID may become known late and corrected without moving anything.
 
 mod capacity;
 mod checkpoint_state;

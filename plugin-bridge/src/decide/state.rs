@@ -226,7 +226,7 @@ impl NodeState {
         self.freed += 1;
     }
 
-    /// Test only: a ledger that no longer looks who holds a card, to show that tests would notice.
+    /// Test only: a ledger that does not check holders, to show that the tests detect that.
     #[cfg(test)]
     #[must_use]
     pub(super) fn with_broken_ledger(mut self) -> Self {

@@ -1,4 +1,4 @@
-//! An inventory written down: for standalone runs and tests, and for machines whose cards are only described.
+//! An inventory from a file: for standalone runs and tests.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Result<Inventory, String> {
     Ok(Inventory {
         cards,
         topology,
-        parts: Default::default(),
+        mig_devices: Default::default(),
         driver_version: file.driver_version,
         cuda_version: file.cuda_version,
         health,

@@ -1,11 +1,11 @@
-//! How the cards are, over time: XID events, memory errors, cards lost, and the way back.
+//! The cards' health over time: XID events, memory errors, lost cards, and recovery.
 //!
-//! NVIDIA's plugin calls a card Unhealthy at the first bad event and never Healthy again. Here a card is well again when NVML has
-//! answered for it for a while without a new event.
+//! NVIDIA's plugin reports a card Unhealthy at the first critical event and never Healthy again. Here a card is healthy again when
+//! NVML has answered for it for [`RECOVERY`] without a new event.
 //!
 //! Of memory errors the corrected ones are only logged. An uncorrected one (a double-bit ECC event, XID 48) is a bad event, and for as
-//! long as a row remapping waits for a reset of the card, or has failed, nobody new is put on it (NVIDIA, "GPU Memory Error
-//! Management"; before Ampere: a page that waits for its retirement). Who has the card keeps it.
+//! long as a row remapping waits for a reset of the card, or has failed, nothing new is allocated on it (NVIDIA, "GPU Memory Error
+//! Management"; before Ampere: a page that waits for its retirement). Running containers keep it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,13 +31,12 @@ use crate::nvidia::HealthSource;
 use gpu_migrate_kubelet_api::directory::Stamp;
 
 /// XIDs that applications cause; NVIDIA's plugin ignores the same (`internal/rm/health.go`).
-const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
-/// How long a card must answer without a bad event before it is well again.
-const PROBATION: Millis = 30_000;
-/// How long one wait for events lasts; after each, every card is asked.
+const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+/// How long a card must answer without a critical event before it is healthy again.
+const RECOVERY: Millis = 30_000;
+/// How long one wait for events lasts; after each, every card is queried.
 const WAIT_MS: u32 = 5_000;
 
-/// Where health is learnt.
 #[derive(Debug)]
 pub enum Watcher {
     /// From NVML, on a thread of its own.
@@ -46,21 +45,21 @@ pub enum Watcher {
     File(PathBuf),
 }
 
-/// When each card was last found well.
+/// When each card was last found healthy.
 #[derive(Debug, Clone)]
 pub struct LastHealthy {
     cards: Arc<Vec<AtomicU64>>,
-    tells: bool,
+    monitored: bool,
 }
 
 impl HealthSource for LastHealthy {
     fn last_healthy_at(&self, card: usize) -> Option<Millis> {
-        self.tells.then(|| self.cards.get(card).map(|at| at.load(Ordering::Relaxed)))?
+        self.monitored.then(|| self.cards.get(card).map(|at| at.load(Ordering::Relaxed)))?
     }
 }
 
 impl Watcher {
-    /// Starts to follow the cards' health into the books.
+    /// Starts to report the cards' health to the state.
     #[must_use]
     pub fn start(self, others: &Handle, node: Arc<Node>, stop: CancellationToken) -> LastHealthy {
         let uuids: Vec<String> = node.with(|state, _| {
@@ -70,7 +69,7 @@ impl Watcher {
         let cards = Arc::new(uuids.iter().map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
         match self {
             Self::Nvml(nvml) => {
-                let last = LastHealthy { cards, tells: true };
+                let last = LastHealthy { cards, monitored: true };
                 let seen = last.clone();
                 // A thread, not a task: waiting for events blocks it for ever.
                 std::thread::spawn(move || follow_nvml(&nvml, &uuids, &node, &seen, &stop));
@@ -78,30 +77,30 @@ impl Watcher {
             }
             Self::File(path) => {
                 others.spawn(follow_file(path, uuids, node, stop));
-                LastHealthy { cards, tells: false }
+                LastHealthy { cards, monitored: false }
             }
         }
     }
 }
 
-/// One card's health, decided from what was seen.
+/// One card's health, decided from events and answers.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Condition {
-    bad_since: Option<Millis>,
-    last_bad: Millis,
+pub struct CardHealth {
+    failed_since: Option<Millis>,
+    last_failure: Millis,
 }
 
-impl Condition {
-    /// A bad event, or no answer.
-    pub fn bad(&mut self, now: Millis) {
-        self.bad_since.get_or_insert(now);
-        self.last_bad = now;
+impl CardHealth {
+    /// A critical event, or no answer.
+    pub fn failed(&mut self, now: Millis) {
+        self.failed_since.get_or_insert(now);
+        self.last_failure = now;
     }
 
     /// The card answered. Returns its health.
     pub fn answered(&mut self, now: Millis) -> Health {
-        if self.bad_since.is_some() && now.saturating_sub(self.last_bad) >= PROBATION {
-            self.bad_since = None;
+        if self.failed_since.is_some() && now.saturating_sub(self.last_failure) >= RECOVERY {
+            self.failed_since = None;
         }
         self.health()
     }
@@ -109,12 +108,12 @@ impl Condition {
     /// Its health now.
     #[must_use]
     pub fn health(&self) -> Health {
-        if self.bad_since.is_some() { Health::Unhealthy } else { Health::Healthy }
+        if self.failed_since.is_some() { Health::Unhealthy } else { Health::Healthy }
     }
 }
 
 fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastHealthy, stop: &CancellationToken) {
-    let mut conditions = vec![Condition::default(); uuids.len()];
+    let mut cards_health = vec![CardHealth::default(); uuids.len()];
     let mut events = subscribe(nvml, uuids);
     while !stop.is_cancelled() {
         let event = match &events {
@@ -128,37 +127,37 @@ fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastHealthy, s
             Ok(event) if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) => {
                 let xid = match event.event_data {
                     Some(XidError::Value(number)) => number,
-                    // Not one that applications are known to cause.
+                    // Unknown, so not an application's.
                     _ => 0,
                 };
                 let uuid = event.device.uuid().ok();
-                if OF_APPLICATIONS.contains(&xid) {
+                if APPLICATION_XIDS.contains(&xid) {
                     tracing::info!(xid, ?uuid, "XID of an application; the card stays healthy");
                 } else {
                     tracing::warn!(xid, ?uuid, "XID error");
-                    mark(&mut conditions, uuids, uuid.as_ref(), node.now());
+                    record_failure(&mut cards_health, uuids, uuid.as_ref(), node.now());
                 }
             }
             Ok(event) if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
                 let uuid = event.device.uuid().ok();
                 tracing::warn!(?uuid, "memory error that ECC could not correct");
-                mark(&mut conditions, uuids, uuid.as_ref(), node.now());
+                record_failure(&mut cards_health, uuids, uuid.as_ref(), node.now());
             }
             Ok(event) => tracing::info!(kind = ?event.event_type, "NVML event"),
             Err(NvmlError::Timeout) => {}
-            // Not before the cards were asked: they say which one is lost.
+            // After this every card is queried, which finds the lost one.
             Err(error) => {
-                tracing::warn!(%error, "waiting for NVML events failed; subscribing anew");
+                tracing::warn!(%error, "waiting for NVML events failed; subscribing again");
                 std::thread::sleep(Duration::from_secs(1));
                 events = subscribe(nvml, uuids);
             }
         }
         for (position, uuid) in uuids.iter().enumerate() {
             let now = node.now();
-            let condition = &mut conditions[position];
+            let condition = &mut cards_health[position];
             let device = nvml.device_by_uuid(uuid.as_str());
             let answers = device.as_ref().map_err(ToString::to_string).and_then(answers);
-            match answers.and_then(|()| device.as_ref().map_or(Ok(()), memory_is_sound)) {
+            match answers.and_then(|()| device.as_ref().map_or(Ok(()), check_memory)) {
                 Ok(()) => {
                     if condition.answered(now) == Health::Healthy
                         && let Some(at) = last.cards.get(position)
@@ -167,23 +166,23 @@ fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastHealthy, s
                     }
                 }
                 Err(why) => {
-                    tracing::warn!(%uuid, why, "card is not to be used");
-                    condition.bad(now);
+                    tracing::warn!(%uuid, why, "card is unhealthy");
+                    condition.failed(now);
                 }
             }
             if let Ok(device) = &device {
-                witness(node, CardIndex::from(position), device);
+                report_processes(node, CardIndex::from(position), device);
             }
-            tell(node, CardIndex::from(position), condition.health());
+            report(node, CardIndex::from(position), condition.health());
         }
     }
 }
 
-/// An event that names no card is about all of them.
-fn mark(conditions: &mut [Condition], uuids: &[String], uuid: Option<&String>, now: Millis) {
-    for (condition, known) in conditions.iter_mut().zip(uuids) {
+/// An event without a card counts for all of them.
+fn record_failure(cards_health: &mut [CardHealth], uuids: &[String], uuid: Option<&String>, now: Millis) {
+    for (condition, known) in cards_health.iter_mut().zip(uuids) {
         if uuid.is_none_or(|uuid| uuid == known) {
-            condition.bad(now);
+            condition.failed(now);
         }
     }
 }
@@ -195,22 +194,22 @@ fn answers(device: &Device<'_>) -> Result<(), String> {
     }
 }
 
-/// What the driver does not tell is no reason.
-fn memory_is_sound(device: &Device<'_>) -> Result<(), String> {
+/// Values that the driver does not report count as good.
+fn check_memory(device: &Device<'_>) -> Result<(), String> {
     let rows = device
         .field_values_for(&[FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)])
         .unwrap_or_default();
-    let told =
+    let reported =
         |position: usize| match rows.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
             Some(SampleValue::U32(value)) => Some(*value != 0),
             _ => None,
         };
-    unsound(told(0), told(1), device.are_pages_pending_retired().ok())
+    memory_fault(reported(0), reported(1), device.are_pages_pending_retired().ok())
         .map_or(Ok(()), |why| Err(why.to_owned()))
 }
 
-/// Why a card's memory is not to be used, if so.
-fn unsound(
+/// The fault of a card's memory, if any.
+fn memory_fault(
     row_pending: Option<bool>,
     row_failed: Option<bool>,
     page_pending: Option<bool>,
@@ -226,14 +225,14 @@ fn unsound(
     }
 }
 
-/// The processes that NVML sees on a card, as a witness for who holds it.
-fn witness(node: &Node, card: CardIndex, device: &Device<'_>) {
+/// The processes that NVML lists on a card, for drift.
+fn report_processes(node: &Node, card: CardIndex, device: &Device<'_>) {
     if let Ok(processes) = device.running_compute_processes() {
         node.with(|state, _| state.observe_processes(card, processes.iter().map(|process| process.pid)));
     }
 }
 
-fn tell(node: &Node, card: CardIndex, health: Health) {
+fn report(node: &Node, card: CardIndex, health: Health) {
     let changed = node.with(|state, _| {
         let changed = state.ledger().health(card) != health;
         if changed {
@@ -253,7 +252,7 @@ fn tell(node: &Node, card: CardIndex, health: Health) {
 
 fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {
     let mut set =
-        nvml.create_event_set().map_err(|error| tracing::warn!(%error, "NVML gives no events")).ok()?;
+        nvml.create_event_set().map_err(|error| tracing::warn!(%error, "NVML has no events")).ok()?;
     for uuid in uuids {
         let Ok(device) = nvml.device_by_uuid(uuid.as_str()) else { continue };
         let wanted = EventTypes::CRITICAL_XID_ERROR
@@ -266,8 +265,8 @@ fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {
         match device.register_events(supported, set) {
             Ok(registered) => set = registered,
             Err(error) => {
-                tracing::warn!(%uuid, %error, "no events of this card; it is only asked");
-                // The set is gone with the error: begin anew without hope for this card's events.
+                tracing::warn!(%uuid, %error, "no events of this card; it is only queried");
+                // The set is gone with the error: go on without events.
                 return None;
             }
         }
@@ -275,7 +274,7 @@ fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {
     Some(set)
 }
 
-/// The file says how cards are: for trying things out.
+/// Follows the health in the inventory file, for tests.
 async fn follow_file(path: PathBuf, uuids: Vec<String>, node: Arc<Node>, stop: CancellationToken) {
     let mut last = Stamp::of(&path);
     loop {
@@ -292,11 +291,11 @@ async fn follow_file(path: PathBuf, uuids: Vec<String>, node: Arc<Node>, stop: C
                 last = stamp;
                 for (card, health) in inventory.cards.iter().zip(&inventory.health) {
                     if let Some(position) = uuids.iter().position(|uuid| *uuid == card.uuid) {
-                        tell(&node, CardIndex::from(position), *health);
+                        report(&node, CardIndex::from(position), *health);
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "what was known of the cards stays"),
+            Err(error) => tracing::warn!(%error, "reading the inventory file failed; health stays as it was"),
         }
     }
 }
@@ -306,32 +305,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_well_again_after_probation_without_events() {
-        let mut condition = Condition::default();
+    fn a_card_is_healthy_again_after_a_time_without_events() {
+        let mut condition = CardHealth::default();
         assert_eq!(condition.answered(0), Health::Healthy);
-        condition.bad(10);
+        condition.failed(10);
         assert_eq!(condition.answered(20), Health::Unhealthy);
-        condition.bad(1000);
-        assert_eq!(condition.answered(1000 + PROBATION - 1), Health::Unhealthy);
-        assert_eq!(condition.answered(1000 + PROBATION), Health::Healthy);
+        condition.failed(1000);
+        assert_eq!(condition.answered(1000 + RECOVERY - 1), Health::Unhealthy);
+        assert_eq!(condition.answered(1000 + RECOVERY), Health::Healthy);
     }
 
     #[test]
-    fn memory_that_waits_for_a_reset_is_not_sound() {
-        assert_eq!(unsound(None, None, None), None);
-        assert_eq!(unsound(Some(false), Some(false), Some(false)), None);
-        assert!(unsound(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
-        assert!(unsound(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
-        assert!(unsound(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
+    fn memory_that_waits_for_a_reset_is_a_fault() {
+        assert_eq!(memory_fault(None, None, None), None);
+        assert_eq!(memory_fault(Some(false), Some(false), Some(false)), None);
+        assert!(memory_fault(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
+        assert!(memory_fault(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
+        assert!(memory_fault(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
     }
 
     #[test]
-    fn an_event_that_names_no_card_is_about_all() {
+    fn an_event_without_a_card_counts_for_all() {
         let uuids = ["GPU-a".to_owned(), "GPU-b".to_owned()];
         let unhealthy = |uuid: Option<&String>| {
-            let mut conditions = [Condition::default(); 2];
-            mark(&mut conditions, &uuids, uuid, 1);
-            conditions.map(|condition| condition.health() == Health::Unhealthy)
+            let mut cards_health = [CardHealth::default(); 2];
+            record_failure(&mut cards_health, &uuids, uuid, 1);
+            cards_health.map(|condition| condition.health() == Health::Unhealthy)
         };
         assert_eq!((unhealthy(None), unhealthy(Some(&uuids[1]))), ([true; 2], [false, true]));
     }

@@ -1,4 +1,4 @@
-//! What cards this node has, how they are linked, and how they are: from NVML, or from a file.
+//! The node's cards, their links and their health: from NVML, or from a file.
 
 pub mod card_map;
 pub mod card_map_file;
@@ -23,7 +23,7 @@ pub struct Inventory {
     /// How they are linked.
     pub topology: Topology,
     /// MIG devices and the card each is on.
-    pub parts: BTreeMap<String, CardIndex>,
+    pub mig_devices: BTreeMap<String, CardIndex>,
     /// Version of the driver; empty where unknown.
     pub driver_version: String,
     /// Version of CUDA that the driver supports; empty where unknown.
@@ -50,11 +50,17 @@ impl Inventory {
                 (place.get(a.position()).copied().flatten(), place.get(b.position()).copied().flatten());
             a.zip(b).and_then(|(a, b)| self.topology.between(a, b)).unwrap_or(LinkLevel::Sys)
         });
-        let parts = self.parts.iter().filter_map(|(part, card)| {
+        let mig_devices = self.mig_devices.iter().filter_map(|(device, card)| {
             let now = place.iter().position(|at| at.as_ref() == Some(card))?;
-            Some((part.clone(), CardIndex::from(now)))
+            Some((device.clone(), CardIndex::from(now)))
         });
-        Self { health: health.collect(), topology, parts: parts.collect(), cards: by.cards(), ..self }
+        Self {
+            health: health.collect(),
+            topology,
+            mig_devices: mig_devices.collect(),
+            cards: by.cards(),
+            ..self
+        }
     }
 }
 
@@ -63,16 +69,9 @@ impl Inventory {
 pub enum InventoryError {
     /// The file cannot be read.
     #[error("inventory file {path}: {source}")]
-    Read {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The file says something else than expected.
+    Read { path: std::path::PathBuf, source: std::io::Error },
     #[error("inventory file {path}: {message}")]
     Content {
-        /// The file.
         path: std::path::PathBuf,
         /// Field, value, and what was expected.
         message: String,
@@ -82,14 +81,12 @@ pub enum InventoryError {
         "NVML: {0}; is the NVIDIA driver installed and libnvidia-ml.so.1 in the library path? (or use --inventory FILE)"
     )]
     Nvml(#[from] nvml_wrapper::error::NvmlError),
-    /// A card does not tell what must be known.
+    /// NVML does not report a required property of a card.
     #[error("NVML: card {index}: {what}: {source}")]
     Card {
         /// NVML's index.
         index: u32,
-        /// Which property.
         what: &'static str,
-        /// What the library said.
         source: nvml_wrapper::error::NvmlError,
     },
     /// The worker that calls NVML ended.
@@ -105,7 +102,7 @@ fn by_numa(cards: &[Card]) -> Topology {
     })
 }
 
-/// Loads the inventory: `nvml`, or the path of a file. What follows its health comes with it.
+/// Loads the inventory: `nvml`, or the path of a file. The watcher follows its health.
 ///
 /// # Errors
 /// [`InventoryError`].

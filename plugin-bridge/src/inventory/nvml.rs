@@ -1,4 +1,4 @@
-//! The inventory as NVIDIA's management library tells it. Calls block: callers use a thread of their own.
+//! The inventory as NVML reports it. Calls block: callers use a thread of their own.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const MAX_LINKS: u32 = 18;
 /// Reads the whole inventory.
 ///
 /// # Errors
-/// [`InventoryError::Card`] where a card does not tell its UUID, number or memory; what is missing besides is left empty.
+/// [`InventoryError::Card`] where NVML does not report a card's UUID, number or memory; other values are left empty.
 pub fn read(nvml: &Nvml) -> Result<Inventory, InventoryError> {
     let mut devices = Vec::new();
     for index in 0..nvml.device_count()? {
@@ -31,14 +31,14 @@ pub fn read(nvml: &Nvml) -> Result<Inventory, InventoryError> {
         devices.push((card, device));
     }
     devices.sort_by_key(|(card, _)| card.minor);
-    let parts = parts(&devices);
+    let mig_devices = mig_devices(&devices);
     let topology = topology(&devices);
     let version = nvml.sys_cuda_driver_version().unwrap_or_default();
     Ok(Inventory {
         health: vec![Health::Healthy; devices.len()],
         cards: devices.into_iter().map(|(card, _)| card).collect(),
         topology,
-        parts,
+        mig_devices,
         driver_version: nvml.sys_driver_version().unwrap_or_default(),
         cuda_version: match version {
             0 => String::new(),
@@ -68,7 +68,7 @@ fn card(device: &Device<'_>, index: u32) -> Result<Card, InventoryError> {
     })
 }
 
-/// The NUMA node by the kernel's word, for drivers that do not tell; its bus IDs have four digits of domain, lower case.
+/// The NUMA node from sysfs, for drivers that do not report it; bus IDs there have four digits of domain, in lower case.
 fn numa_of(bus_id: &str) -> Option<u32> {
     let short = bus_id.get(bus_id.len().checked_sub(12)?..)?.to_lowercase();
     let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).ok()?;
@@ -76,18 +76,18 @@ fn numa_of(bus_id: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-fn parts(devices: &[(Card, Device<'_>)]) -> BTreeMap<String, CardIndex> {
-    let mut parts = BTreeMap::new();
+fn mig_devices(devices: &[(Card, Device<'_>)]) -> BTreeMap<String, CardIndex> {
+    let mut found = BTreeMap::new();
     for (position, (card, device)) in devices.iter().enumerate().filter(|(_, (card, _))| card.mig) {
         for slot in 0..device.mig_device_count().unwrap_or(0) {
             // A slot without a device is no error: profiles leave gaps.
             if let Ok(uuid) = device.mig_device_by_index(slot).and_then(|mig| mig.uuid()) {
-                parts.insert(uuid, CardIndex::from(position));
+                found.insert(uuid, CardIndex::from(position));
             }
         }
         tracing::debug!(card = %card.uuid, "MIG is on");
     }
-    parts
+    found
 }
 
 /// NVLink where there is one, else the common ancestor, else NUMA.
@@ -117,7 +117,7 @@ fn topology(devices: &[(Card, Device<'_>)]) -> Topology {
         if direct || (switched[i] && switched[j]) {
             return LinkLevel::NvLink;
         }
-        // By value: the crate asks for the other handle itself.
+        // By value: the crate looks up the other handle itself.
         match devices[i]
             .1
             .nvml()

@@ -58,9 +58,9 @@ fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
 }
 
 /// Text that does not fit is cut, so that its terminating zero stays.
-fn put_text(file: &mut [u8], at: usize, room: usize, text: &str) {
+fn put_text(file: &mut [u8], at: usize, size: usize, text: &str) {
     let bytes = text.as_bytes();
-    put(file, at, &bytes[..bytes.len().min(room - 1)]);
+    put(file, at, &bytes[..bytes.len().min(size - 1)]);
 }
 
 #[cfg(test)]

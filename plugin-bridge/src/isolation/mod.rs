@@ -1,7 +1,7 @@
-//! How the shares of a card are kept apart. One strategy per node pool; `none` is said loudly in the GPUShadow.
+//! How a container is limited to its share of a card. One strategy per node pool; the GPUShadow reports it, `none` included.
 //!
-//! A strategy adds to the answer of Allocate, when the pod is only guessed, and prepares the host before the container starts, when
-//! it is known. So what differs by pod lies behind a path that is named by the *devices*, and is filled in late.
+//! A strategy adds to the answer of Allocate, when the pod is only a candidate, and prepares the host before the container starts,
+//! when the holder is known. So what differs by pod is behind a path that is named by the *devices*, and is created late.
 
 mod hami;
 mod layout;
@@ -24,10 +24,9 @@ pub use layout::{VcudaConfig, pids_config};
 pub use mps::Mps;
 pub use vcuda::Vcuda;
 
-/// Which strategy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Kind {
-    /// Nothing keeps containers from using more than their share.
+    /// Containers can use more than their share.
     #[default]
     None,
     /// gpu-manager's vcuda-controller, in front of libcuda.
@@ -38,26 +37,24 @@ pub enum Kind {
     HamiCore,
 }
 
-/// One container's part of its cards, as far as a strategy needs to know.
+/// One container's part of its cards.
 #[derive(Clone, Debug)]
 pub struct Share<'a> {
-    /// What it asked for.
     pub demand: Demand,
     /// The cards it sees.
     pub cards: &'a [&'a Card],
-    /// Names the container before its pod is known: made from its devices, safe in a path.
+    /// Identifies the container before its pod is known: made from its devices, safe in a path.
     pub key: &'a str,
 }
 
 impl Share<'_> {
-    /// Less than a whole card: something has to be kept apart.
+    /// Less than a whole card.
     #[must_use]
     pub fn is_part(&self) -> bool {
         self.demand.cores.whole_cards().is_none()
     }
 }
 
-/// One way to keep shares apart.
 pub trait Isolation: Send + Sync + std::fmt::Debug {
     /// Its name in the GPUShadow.
     fn name(&self) -> &'static str;
@@ -65,22 +62,21 @@ pub trait Isolation: Send + Sync + std::fmt::Debug {
     /// Adds what a container needs to its answer.
     fn shape(&self, share: &Share<'_>, answer: &mut ContainerAllocateResponse);
 
-    /// Prepares the host for a container that is about to start, now that it is known.
+    /// Prepares the host for a container that is about to start.
     ///
     /// # Errors
-    /// What the system said; the container is not started then.
+    /// The system's; the container is not started then.
     fn prepare(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
         let _ = (holder, share);
         Ok(())
     }
 
-    /// Removes what belongs to pods that are gone: all but `living` (UIDs).
-    fn tidy(&self, living: &BTreeSet<String>) {
-        let _ = living;
+    /// Removes what belongs to pods that are gone: all but those of `current` UIDs.
+    fn remove_stale(&self, current: &BTreeSet<String>) {
+        let _ = current;
     }
 }
 
-/// No isolation.
 #[derive(Debug)]
 pub struct NoIsolation;
 
@@ -92,7 +88,7 @@ impl Isolation for NoIsolation {
     fn shape(&self, _: &Share<'_>, _: &mut ContainerAllocateResponse) {}
 }
 
-/// Where strategies keep things on the host.
+/// Where strategies keep their files on the host.
 #[derive(Clone, Debug)]
 pub struct Folders {
     /// Libraries, in one folder per version (see [`current_library`]).

@@ -32,7 +32,7 @@ impl Vcuda {
     }
 
     /// Where the container's `/etc/vcuda` comes from. Named by its devices, because the pod is not known when this is answered;
-    /// it is a link to the pod's own folder by the time the container is made.
+    /// it is a link to the pod's own folder by the time the container is created.
     fn by_devices(&self, key: &str) -> PathBuf {
         self.vm().join("by-devices").join(safe(key))
     }
@@ -62,11 +62,11 @@ impl Isolation for Vcuda {
         std::fs::create_dir_all(&folder)?;
         let link = self.by_devices(share.key);
         if std::fs::read_link(&link).ok().as_ref() != Some(&folder) {
-            let beside = link.with_extension("new");
+            let temporary = link.with_extension("new");
             std::fs::create_dir_all(link.parent().unwrap_or(&link))?;
-            let _ = std::fs::remove_file(&beside);
-            std::os::unix::fs::symlink(&folder, &beside)?;
-            std::fs::rename(&beside, &link)?;
+            let _ = std::fs::remove_file(&temporary);
+            std::os::unix::fs::symlink(&folder, &temporary)?;
+            std::fs::rename(&temporary, &link)?;
         }
         let config = VcudaConfig {
             pod_uid: holder.pod_uid.clone(),
@@ -92,15 +92,15 @@ impl Isolation for Vcuda {
         Ok(())
     }
 
-    fn tidy(&self, living: &BTreeSet<String>) {
+    fn remove_stale(&self, current: &BTreeSet<String>) {
         self.served.lock().retain(|uid, (stop, _)| {
-            let lives = living.contains(uid);
-            if !lives {
+            let keep = current.contains(uid);
+            if !keep {
                 stop.cancel();
             }
-            lives
+            keep
         });
-        let keep: BTreeSet<String> = living.iter().map(|uid| safe(uid)).collect();
+        let keep: BTreeSet<String> = current.iter().map(|uid| safe(uid)).collect();
         for entry in std::fs::read_dir(self.vm()).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name != "by-devices" && !keep.contains(&name) {
@@ -108,7 +108,7 @@ impl Isolation for Vcuda {
             }
         }
         for entry in std::fs::read_dir(self.vm().join("by-devices")).into_iter().flatten().flatten() {
-            // A link to a folder that is no more.
+            // The link's target has been removed.
             if !entry.path().exists() {
                 let _ = std::fs::remove_file(entry.path());
             }
@@ -154,15 +154,15 @@ mod tests {
         let config = std::fs::read(etc_vcuda.join("abc/vcuda.config")).unwrap();
         assert_eq!(config.len(), 8240);
         assert!(etc_vcuda.join("abc/pids.config").exists());
-        let stranger = client.register_v_device(request("other")).await.unwrap_err();
-        assert_eq!(stranger.code(), tonic::Code::NotFound);
+        let unknown = client.register_v_device(request("other")).await.unwrap_err();
+        assert_eq!(unknown.code(), tonic::Code::NotFound);
         let platform = VDeviceRequest { container_id: "../../x".into(), ..request("main") };
         assert_eq!(
             client.register_v_device(platform).await.unwrap_err().code(),
             tonic::Code::InvalidArgument
         );
 
-        vcuda.tidy(&BTreeSet::new());
+        vcuda.remove_stale(&BTreeSet::new());
         assert!(!etc_vcuda.exists());
     }
 }

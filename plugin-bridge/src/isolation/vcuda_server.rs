@@ -1,4 +1,4 @@
-//! `vcuda.sock` of one pod: its containers say which container they are, and get their two files.
+//! `vcuda.sock` of one pod: its containers register by name or ID, and get their two files.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -29,25 +29,25 @@ pub(super) fn serve(folder: &Path, registered: Registered, stop: CancellationTok
     let listener = UnixListener::bind(&socket)?;
     // Containers run as any user.
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777))?;
-    let service = VcudaServiceServer::new(Desk { folder: folder.to_path_buf(), registered });
+    let service = VcudaServiceServer::new(VcudaRegistration { folder: folder.to_path_buf(), registered });
     tokio::spawn(async move {
         let serving = Server::builder()
             .add_service(service)
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned());
         if let Err(error) = serving.await {
-            tracing::warn!(%error, "vcuda.sock of a pod is not served any more");
+            tracing::warn!(%error, "serving vcuda.sock of a pod failed");
         }
     });
     Ok(())
 }
 
-struct Desk {
+struct VcudaRegistration {
     folder: PathBuf,
     registered: Registered,
 }
 
 #[tonic::async_trait]
-impl VcudaService for Desk {
+impl VcudaService for VcudaRegistration {
     async fn register_v_device(
         &self,
         request: Request<VDeviceRequest>,

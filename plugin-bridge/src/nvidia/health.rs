@@ -14,9 +14,8 @@ pub struct HealthMemory {
 }
 
 impl HealthMemory {
-    /// Whether a device that is listed as `healthy` in registration `epoch` is to be believed so.
-    ///
-    /// `vouched` says when our own inventory last found its card well, if it can tell.
+    /// Whether a device that registration `epoch` lists as `healthy` is. `last_healthy` is when our own inventory last found its card
+    /// healthy, where it is monitored.
     pub fn is_healthy(
         &mut self,
         epoch: u64,
@@ -32,16 +31,16 @@ impl HealthMemory {
             return false;
         }
         let Some((reported_in, at)) = self.unhealthy.get(id).copied() else { return true };
-        let believed = match last_healthy {
+        let recovered = match last_healthy {
             // Within one registration only a plugin that can recover reports Healthy after Unhealthy.
             _ if reported_in == epoch => true,
             Some(healthy_at) => healthy_at > at,
             None => now.saturating_sub(at) >= WITHOUT_SOURCE,
         };
-        if believed {
+        if recovered {
             self.unhealthy.remove(id);
         }
-        believed
+        recovered
     }
 }
 

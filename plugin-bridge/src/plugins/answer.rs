@@ -1,4 +1,4 @@
-//! What a shared container is given: its cards, in the way that the node's runtime understands.
+//! The Allocate answer of a shared container: its cards, in the form that the node's container runtime reads.
 
 use std::collections::BTreeMap;
 
@@ -58,11 +58,11 @@ impl Default for AnswerStyle {
     }
 }
 
-/// Where mounts stand for cards; NVIDIA's container toolkit looks for them there.
+/// Where NVIDIA's container toolkit reads the names of mounts as cards.
 pub const VOLUME_MOUNT_ROOT: &str = "/var/run/nvidia-container-devices";
 
 impl AnswerStyle {
-    /// The answer for a container that sees no card: it asked for memory without cores.
+    /// The answer for a container that sees no card: it requested memory without cores.
     #[must_use]
     pub fn nothing(&self) -> ContainerAllocateResponse {
         let mut answer = ContainerAllocateResponse::default();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_and_cdi_names_say_the_same() {
+    fn mounts_and_cdi_names_have_the_same_cards() {
         let lists = vec![ListStrategy::VolumeMounts, ListStrategy::CdiAnnotations, ListStrategy::CdiCri];
         let all = answer(&AnswerStyle { lists, device_specs: true, ..AnswerStyle::default() });
         assert_eq!(all.mounts[1].container_path, "/var/run/nvidia-container-devices/GPU-b");

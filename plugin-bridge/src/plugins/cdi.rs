@@ -1,6 +1,6 @@
 //! CDI specifications of our own: one file for each container, for nodes where nothing else describes the cards.
 //!
-//! Files are written beside and renamed, so that a runtime never reads half of one, and removed when their container is gone.
+//! Files are replaced atomically, and removed when their container is gone.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl CdiSpecs {
     /// Describes one container's cards as the device `gpu-migrate.io/gpu=<key>`. Returns that name.
     ///
     /// # Errors
-    /// What the system said; no file or the old file is there then.
+    /// The system's; no file or the old file is there then.
     pub fn write(&self, key: &str, cards: &[&Card]) -> std::io::Result<String> {
         let key = safe(key);
         let own = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor));
@@ -49,9 +49,10 @@ impl CdiSpecs {
         Ok(format!("{KIND}={key}"))
     }
 
-    /// Removes the files of containers that are gone: all of ours but those of `living` keys.
-    pub fn tidy(&self, living: &BTreeSet<String>) {
-        let keep: BTreeSet<String> = living.iter().map(|key| format!("{PREFIX}{}.json", safe(key))).collect();
+    /// Removes the files of containers that are gone: all of ours but those of `current` keys.
+    pub fn remove_stale(&self, current: &BTreeSet<String>) {
+        let keep: BTreeSet<String> =
+            current.iter().map(|key| format!("{PREFIX}{}.json", safe(key))).collect();
         for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.starts_with(PREFIX) && !keep.contains(&name) {
@@ -76,9 +77,9 @@ mod tests {
         let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"], "/dev/nvidia3");
         std::fs::write(folder.path().join("nvidia.json"), "{}").unwrap();
-        specs.tidy(&BTreeSet::from(["tencent.com/vcuda-core-300".to_owned()]));
+        specs.remove_stale(&BTreeSet::from(["tencent.com/vcuda-core-300".to_owned()]));
         assert!(file.exists());
-        specs.tidy(&BTreeSet::new());
+        specs.remove_stale(&BTreeSet::new());
         assert!(!file.exists() && folder.path().join("nvidia.json").exists());
     }
 }

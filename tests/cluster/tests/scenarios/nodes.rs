@@ -75,7 +75,10 @@ async fn join_to_removal(cluster: &mut Cluster) -> Result<()> {
         world.serves(&[RAW, READY]) && world.nodes_and_ready == (2, 1)
     })
     .await?;
-    ensure!(world.install(READY).message == "already installed" && world.installers().is_empty(), "{world:?}");
+    ensure!(
+        world.install(READY).message == "already installed" && world.installers().is_empty(),
+        "{world:?}"
+    );
     ensure!(world.condition(RAW, "DriverMatches", "True").contains(DRIVER), "{world:?}");
     leaves_the_pool(cluster).await?;
     is_removed(cluster).await?;
