@@ -8,7 +8,7 @@ use super::grants::GrantId;
 /// ```text
 ///                       checkpoint read
 ///  ┌─────────────────┐ ─────────────────────────────────────────────────────► ┌───────┐
-///  │ NoneRead        │   no file, and the kubelet quiet for `grace`           │       │
+///  │ NotRead         │   no file, and the kubelet quiet for `grace`           │       │
 ///  └────────┬────────┘ ─────────────────────────────────────────────────────► │       │
 ///           │ file unreadable                                                 │ Ready │
 ///  ┌────────▼────────┐  read    ┌──────────────────┐  `force_grace` after     │       │
@@ -21,7 +21,7 @@ use super::grants::GrantId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
     Pending {
-        read: Read,
+        file: FileState,
         /// The file was looked for, and there is none.
         missing: bool,
         /// When the first source was read that says what was allocated before.
@@ -31,8 +31,8 @@ enum Startup {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Read {
-    NoneRead,
+enum FileState {
+    NotRead,
     Unreadable,
     ReadAfterFailure,
 }
@@ -62,7 +62,7 @@ pub(super) struct CheckpointState {
 impl CheckpointState {
     pub(super) const fn new(graces: Graces) -> Self {
         Self {
-            startup: Startup::Pending { read: Read::NoneRead, missing: false, first_source: None },
+            startup: Startup::Pending { file: FileState::NotRead, missing: false, first_source: None },
             graces,
             unreadable: false,
             lost_at: None,
@@ -102,20 +102,20 @@ impl CheckpointState {
     pub(super) fn found_unreadable(&mut self, now: Millis) {
         self.unreadable = true;
         self.lost_at = Some(now);
-        if let Startup::Pending { read: read @ Read::NoneRead, .. } = &mut self.startup {
-            *read = Read::Unreadable;
+        if let Startup::Pending { file: file @ FileState::NotRead, .. } = &mut self.startup {
+            *file = FileState::Unreadable;
         }
     }
 
     /// The checkpoint was read. Whether that made this ready.
     pub(super) fn found_readable(&mut self, now: Millis) -> bool {
         self.unreadable = false;
-        let Startup::Pending { read, .. } = &mut self.startup else { return false };
-        if *read == Read::NoneRead {
+        let Startup::Pending { file, .. } = &mut self.startup else { return false };
+        if *file == FileState::NotRead {
             self.startup = Startup::Ready;
             return true;
         }
-        *read = Read::ReadAfterFailure;
+        *file = FileState::ReadAfterFailure;
         self.source_read(now)
     }
 
@@ -128,8 +128,8 @@ impl CheckpointState {
 
     /// Time has passed. Whether that made this ready.
     pub(super) fn tick(&mut self, now: Millis) -> bool {
-        let Startup::Pending { read, missing, .. } = self.startup else { return false };
-        if read == Read::ReadAfterFailure && self.source_read(now) {
+        let Startup::Pending { file, missing, .. } = self.startup else { return false };
+        if file == FileState::ReadAfterFailure && self.source_read(now) {
             return true;
         }
         // Neither a file nor a source that answers: a kubelet that never allocated anything.

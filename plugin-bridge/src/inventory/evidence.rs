@@ -158,7 +158,7 @@ mod tests {
             kubelet: vec!["tencent.com/vcuda-core-7".into()],
             answer: String::new(),
         };
-        let substituted = of_checkpoint(&dialect, &checkpoint, &[deviation.clone()]);
+        let substituted = of_checkpoint(&dialect, &checkpoint, std::slice::from_ref(&deviation));
         assert_eq!(substituted[0].cores, BTreeSet::from([107]));
         let of_another = Deviation { pod_uid: "r".into(), container: "c".into(), ..deviation };
         assert_eq!(of_checkpoint(&dialect, &checkpoint, &[of_another])[0].cores, BTreeSet::from([7]));
