@@ -27,7 +27,7 @@ pub struct Cli {
         help_heading = "Output"
     )]
     pub color: ColorWhen,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -35,14 +35,14 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show how manifests, or what is in a cluster, would be rewritten; changes nothing.
+    /// Show how manifests or the workloads of a cluster would be converted; changes nothing.
     ///
-    /// With -f it needs no cluster, without -f it looks at one. Reads Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, CronJobs,
+    /// With -f it needs no cluster, without -f it reads one. Reads Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, CronJobs,
     /// PodTemplates and Lists of them, in YAML or JSON, several documents to a file. Policies (GPUMigration) and the
-    /// Namespaces with their labels are taken from the same paths and from --policy. The rewrite is the very code
-    /// of the admission webhook.
+    /// Namespaces with their labels are taken from the same paths and from --policy. The conversion is the code of
+    /// the admission webhook.
     Plan(PlanArgs),
-    /// See what migrating would give: on a snapshot of a cluster, or on a public trace; needs no cluster.
+    /// Simulate a migration on a snapshot of a cluster, or placement on a public trace; needs no cluster.
     Simulate(gpu_migrate_replay::command::SimulateArgs),
     /// Show a migration from beginning to end on simulated nodes; needs no cluster and no card.
     #[cfg(feature = "demo")]
@@ -52,29 +52,29 @@ pub enum Command {
     Demo(NoDemoArgs),
     /// Check a cluster before a migration: versions, webhook, plugins, quotas, pods. Ends with go or no-go.
     ///
-    /// Every finding says what was found and what to do. One no-go makes the whole a no-go (exit status 3).
+    /// Every finding has a remedy. One no-go makes the result a no-go (exit status 3).
     Preflight(LookArgs),
-    /// Show who has which card on every node, and how far each project is.
+    /// Show cards and their holders by node, and the progress of each project.
     Status(StatusArgs),
-    /// Show who uses how much, and who waits; on a terminal again and again.
+    /// Show usage, holders and pending pods; refreshes on a terminal.
     Top(TopArgs),
-    /// Start, pause, resume or take back the migration of a project.
+    /// Start, pause, resume or roll back the migration of a project.
     Rollout(RolloutArgs),
-    /// Say what quotas on whole cards mean for shares.
+    /// Translate GPU quotas into vcuda quotas.
     Quota(QuotaArgs),
-    /// Take cards of a node out of new allocation; what is on them stays.
+    /// Exclude cards of a node from new allocations; running containers stay.
     CordonCard(CordonArgs),
-    /// Re-check over the whole cluster that no card has two kinds of holders and none is overcommitted.
+    /// Check the whole cluster: no card has two kinds of holders and none is overcommitted.
     ///
-    /// From two sources that know nothing of each other: what the node agents report, and what stands on the pods.
+    /// From two independent sources: what the node agents report, and the annotations of the pods.
     Verify(LookArgs),
     /// Remove gpu-migrate: objects, node labels, annotations; refuses while shared pods run.
     ///
-    /// The agents go first from their nodes, and remove what they keep there.
+    /// The node agents are removed first, and delete their files on the nodes.
     Uninstall(UninstallArgs),
-    /// Print the CustomResourceDefinitions, made from the types this program was built with.
+    /// Print the CustomResourceDefinitions of this version.
     Crds(CrdsArgs),
-    /// Print the completion script of a shell.
+    /// Print a shell completion script.
     Completion(CompletionArgs),
     /// Write the man pages into a folder.
     Man(ManArgs),
@@ -93,7 +93,7 @@ pub struct NoDemoArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = PLAN_HELP)]
 pub struct PlanArgs {
-    /// Files or folders with manifests; `-` is stdin. Without any: what is in the cluster.
+    /// Files or folders with manifests; `-` is stdin. Without: the workloads of the cluster.
     #[arg(short = 'f', long = "filename", value_name = "PATH", num_args = 1.., conflicts_with_all = ["kubeconfig", "context"])]
     pub filename: Vec<PathBuf>,
     /// Search folders with all their subfolders.
@@ -134,18 +134,18 @@ pub enum PlanOutput {
 
 const PLAN_HELP: &str = "\
 Examples:
-  # What would happen to these manifests, by the policies that lie beside them
+  # Convert these manifests by the policies beside them
   gpu-migrate plan -f examples/
 
-  # By the policies of another file; from a chart or a kustomization
+  # With the policies of another file; from a chart or a kustomization
   helm template my-release my-chart | gpu-migrate plan --policy policies.yaml -f -
   kubectl kustomize overlays/prod   | gpu-migrate plan --policy policies.yaml -f -
 
-  # What is in a cluster now, all of it or one namespace
+  # The workloads of a cluster, all or of one namespace
   gpu-migrate plan -o summary
   gpu-migrate plan -n danlu --policy policies.yaml
 
-  # The rewritten objects only, the summary on stderr
+  # The converted objects only, the summary on stderr
   gpu-migrate plan -f examples/ -o yaml > shared.yaml
 
 A policy file is a stream of GPUMigrations and of the Namespaces they apply to:
@@ -164,7 +164,7 @@ A policy file is a stream of GPUMigrations and of the Namespaces they apply to:
 Exit status: 0 all could be planned, 1 some input could not be read (the rest is still planned),
 2 wrong command line, 3 at least one object cannot be converted.";
 
-/// Arguments of the commands that only look.
+/// Arguments of the commands that only read.
 #[derive(Debug, Args)]
 #[command(after_help = "Offline:
   kubectl get nodes,pods,namespaces,resourcequotas,daemonsets,gpushadows,gpumigrations,mutatingwebhookconfigurations -A -o yaml > cluster.yaml
@@ -199,13 +199,13 @@ pub struct StatusArgs {
     after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --once --limit 50\n  gpu-migrate top -o json"
 )]
 pub struct TopArgs {
-    /// Seconds between two looks.
+    /// Seconds between two refreshes.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Look once, also on a terminal; into a pipe or a file it is always once.
+    /// Print once and exit; the default for pipes and files.
     #[arg(long)]
     pub once: bool,
-    /// Most pods to list.
+    /// Maximum number of pods to list.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub limit: usize,
     /// Which cluster, and the form of the answer.
@@ -234,13 +234,13 @@ pub struct RolloutArgs {
 /// What to do with a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RolloutAction {
-    /// Enforce the policy; the operator begins with the first wave.
+    /// Enforce the policy; the operator starts the first wave.
     Start,
-    /// Begin nothing new; what has moved stays.
+    /// Restart no further workload; converted ones stay.
     Pause,
-    /// Go on.
+    /// Continue.
     Resume,
-    /// Take every workload back to whole cards.
+    /// Roll every workload back to whole cards.
     Undo,
 }
 
@@ -255,10 +255,10 @@ pub struct QuotaArgs {
 /// What to do with quotas.
 #[derive(Debug, Subcommand)]
 pub enum QuotaCommand {
-    /// Print the limits on shares that stand for the limits on whole cards, for `kubectl apply --server-side`.
+    /// Print limits on shares that correspond to the limits on whole cards, for `kubectl apply --server-side`.
     ///
-    /// The limit on whole cards stays: while a project moves it has both kinds of pods, and may have as many of each.
-    /// Kueue counts a workload as it was written: cover nvidia.com/gpu there, or use its resource transformations.
+    /// The limit on whole cards stays: during the migration a project has both kinds of pods, and may have as many of each.
+    /// Kueue counts a workload as written: cover nvidia.com/gpu there, or use its resource transformations.
     Translate(TranslateArgs),
 }
 
@@ -272,7 +272,7 @@ pub struct TranslateArgs {
     /// Only this namespace; default: all that are opted in.
     #[arg(short = 'n', long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Write them into the cluster.
+    /// Apply them to the cluster.
     #[arg(long)]
     pub apply: bool,
     /// Which cluster.
@@ -295,7 +295,7 @@ pub struct CordonArgs {
     /// Cards by index or UUID.
     #[arg(value_name = "CARD", required = true)]
     pub cards: Vec<String>,
-    /// Put them back into allocation.
+    /// Allow new allocations again.
     #[arg(long)]
     pub undo: bool,
     /// Which cluster.
@@ -309,16 +309,16 @@ pub struct CordonArgs {
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     pub dry_run: bool,
-    /// Also while shared pods run, or NVIDIA's plugin is still behind the bridge.
+    /// Even while shared pods run, or NVIDIA's plugin is still behind the node agent.
     #[arg(long)]
     pub force: bool,
-    /// Leave the definitions, and with them the policies.
+    /// Keep the CustomResourceDefinitions, and with them the policies.
     #[arg(long)]
     pub keep_policies: bool,
-    /// Where it was installed.
+    /// Namespace of the installation.
     #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system")]
     pub namespace: String,
     /// Which cluster.
@@ -345,7 +345,7 @@ pub struct CrdsArgs {
   gpu-migrate completion zsh > \"${fpath[1]}/_gpu-migrate\"
   gpu-migrate completion fish > ~/.config/fish/completions/gpu-migrate.fish")]
 pub struct CompletionArgs {
-    /// Whose script.
+    /// The shell.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
@@ -354,7 +354,7 @@ pub struct CompletionArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  gpu-migrate man ~/.local/share/man/man1 && man gpu-migrate-plan")]
 pub struct ManArgs {
-    /// The folder; it is made if it is not there.
+    /// The folder; created if it does not exist.
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }

@@ -80,7 +80,7 @@ fn demo(args: gpu_migrate_demo::DemoArgs) -> anyhow::Result<Exit> {
     Ok(if outcome.violations.total() == 0 { Exit::Done } else { Exit::No })
 }
 
-/// A command that only looks: list, decide, say.
+/// A command that only reads.
 fn look(
     args: &args::LookArgs,
     out: &mut dyn Write,

@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::Duration;
 
-/// Quick work shows nothing: what flashes by only disturbs.
+/// Shorter work shows nothing.
 const SHOWN_AFTER: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Work of which nobody knows how long it takes.
+    /// Work of unknown length.
     pub(crate) fn spinner(message: String) -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_message(message);

@@ -261,7 +261,7 @@ fn components_are_spread_and_fenced() {
     }
 }
 
-/// Renders the chart; `None`, said, without helm.
+/// Renders the chart; `None` without helm, which is counted as skipped.
 fn rendered(values: &[&str]) -> Option<Vec<Value>> {
     let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
     let chart = deploy().join("chart/gpu-migrate");
@@ -271,7 +271,7 @@ fn rendered(values: &[&str]) -> Option<Vec<Value>> {
     let output = match command.args(values.iter().flat_map(|value| ["--set", value])).output() {
         Ok(output) => output,
         Err(error) => {
-            eprintln!("skipped: {helm}: {error} (install helm or set HELM)");
+            gpu_migrate_tests::skipped(&format!("{helm}: {error} (install helm or set HELM)"));
             return None;
         }
     };
@@ -301,7 +301,7 @@ fn monitoring_is_the_chart_rendered() {
     assert_eq!(by_name(&all), by_name(&rendered), "run deploy/render.sh");
 }
 
-/// Without the operator's hand: the chart's own DaemonSet, for each isolation.
+/// Without the operator: the chart's own DaemonSet, for each isolation.
 #[test]
 fn the_chart_can_run_the_agent_itself() {
     for isolation in ["none", "vcuda", "mps", "hami-core"] {

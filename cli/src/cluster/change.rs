@@ -1,6 +1,6 @@
-//! The commands that change one object: `cordon-card` and `rollout`.
+//! Commands that change one object: `cordon-card` and `rollout`.
 
-use super::said;
+use super::report;
 use crate::args::{CordonArgs, RolloutAction, RolloutArgs};
 use crate::exit::Exit;
 use anyhow::Context as _;
@@ -14,7 +14,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Field manager of what a person changes with this program.
+/// Field manager of the command line.
 pub(super) const MANAGER: &str = "gpu-migrate";
 
 pub(crate) async fn cordon_card(args: &CordonArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -26,19 +26,19 @@ pub(crate) async fn cordon_card(args: &CordonArgs, out: &mut dyn Write) -> anyho
     let before = node.annotations().get(CORDONED_CARDS).map_or("", String::as_str);
     let after = cordoned(before, &args.cards, args.undo, ledger.as_ref()).map_err(anyhow::Error::msg)?;
     let value = if after.is_empty() { Value::Null } else { json!(after) };
-    // With the version that was read: two people who cordon at once must not lose each other's cards.
+    // With the version that was read: concurrent changes must not be lost.
     let patch = json!({"metadata": {"resourceVersion": node.resource_version(), "annotations": {CORDONED_CARDS: value}}});
     nodes.patch_metadata(&args.node, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     let list = if after.is_empty() { "none" } else { after.as_str() };
-    let text = format!("node/{}: cards that take nothing new: {list}; what is on them stays", args.node);
+    let text = format!("node/{}: cordoned cards: {list}; running containers stay", args.node);
     let cards = after.split(',').filter(|card| !card.is_empty()).collect::<Vec<_>>();
-    Ok(said(args.output, out, &text, json!({"node": args.node, "cordonedCards": cards}))?)
+    Ok(report(args.output, out, &text, json!({"node": args.node, "cordonedCards": cards}))?)
 }
 
-/// The annotation's new value. Cards are named by index or UUID; with the node's books at hand both are checked.
+/// The annotation's new value. Cards are named by index or UUID; both are checked against the node's ledger.
 fn cordoned(before: &str, cards: &[String], undo: bool, ledger: Option<&Ledger>) -> Result<String, String> {
     let known = |card: &str| match ledger {
-        None => Err("the node's agent does not report its cards: is it running?".to_owned()),
+        None => Err("the node agent does not report its cards: is it running?".to_owned()),
         Some(ledger) => card
             .parse()
             .ok()
@@ -77,7 +77,12 @@ pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     policies.patch(&args.policy, &params, &Patch::Merge(&patch)).await?;
     let text = format!("gpumigration/{}: {what}", args.policy);
-    Ok(said(args.output, out, &text, json!({"policy": args.policy, "spec": patch["spec"], "said": what}))?)
+    Ok(report(
+        args.output,
+        out,
+        &text,
+        json!({"policy": args.policy, "spec": patch["spec"], "message": what}),
+    )?)
 }
 
 fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'static str), String> {
@@ -90,21 +95,21 @@ fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'stat
         RolloutAction::Resume => json!({"rollout": {"paused": false}}),
         RolloutAction::Undo => json!({"rollout": {"paused": false, "direction": "Rollback"}}),
     };
-    let said = match (action, waves) {
-        (RolloutAction::Start, true) => "enforced; the operator begins with the first wave",
+    let message = match (action, waves) {
+        (RolloutAction::Start, true) => "enforced; the operator starts the first wave",
         (RolloutAction::Start, false) => "enforced; pods convert as they are created",
-        (RolloutAction::Pause, _) => "paused; what has moved stays, nothing new begins",
+        (RolloutAction::Pause, _) => "paused; converted workloads stay, no further one is restarted",
         (RolloutAction::Resume, _) => "resumed",
-        (RolloutAction::Undo, true) => "the operator takes every workload back to whole cards",
+        (RolloutAction::Undo, true) => "the operator rolls every workload back to whole cards",
         (RolloutAction::Undo, false) => {
             return Err(format!(
-                "GPUMigration {}: spec.rollout.waves is empty, so the operator has restarted nothing and takes nothing back. \
+                "GPUMigration {}: spec.rollout.waves is empty, so the operator has restarted nothing and there is nothing to undo. \
                  Set spec.mode to Off and restart the workloads: kubectl rollout restart",
                 policy.name_any()
             ));
         }
     };
-    Ok((json!({"spec": spec}), said))
+    Ok((json!({"spec": spec}), message))
 }
 
 #[cfg(test)]
@@ -113,7 +118,7 @@ mod tests {
     use gpu_migrate_model::card::Card;
 
     #[test]
-    fn cards_are_added_and_taken_away_by_either_name() {
+    fn cards_are_added_and_removed_by_index_or_uuid() {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), ..Card::default() };
         let ledger = Ledger::new((0..4).map(card).collect());
         let edit = |before: &str, cards: &[&str], undo| {
@@ -124,7 +129,7 @@ mod tests {
         assert_eq!(edit("1", &["GPU-3"], false).unwrap(), "1,GPU-3");
         assert_eq!(edit("1,GPU-3", &["3"], false).unwrap(), "1,3", "not twice");
         assert_eq!(edit("1, GPU-3", &["3", "1"], true).unwrap(), "");
-        assert_eq!(edit("9", &["1"], false).unwrap(), "9,1", "what somebody else wrote stays");
+        assert_eq!(edit("9", &["1"], false).unwrap(), "9,1", "entries of others stay");
         assert!(edit("", &["4"], false).unwrap_err().contains("expected an index from 0 to 3"));
         assert!(cordoned("", &["0".to_owned()], false, None).unwrap_err().contains("does not report"));
     }

@@ -1,4 +1,4 @@
-//! The way to a cluster, as kubectl has it.
+//! Connecting to a cluster, as kubectl does.
 
 use super::Snapshot;
 use crate::manifest::{documents, expand, read_inputs};
@@ -28,7 +28,7 @@ pub struct ClusterArgs {
     /// Which cluster.
     #[command(flatten)]
     pub reach: ReachArgs,
-    /// Look at these files instead (Lists that kubectl printed); `-` is stdin.
+    /// Read these files instead of a cluster (output of kubectl get -o yaml); `-` is stdin.
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["kubeconfig", "context"])]
     pub from: Vec<PathBuf>,
 }
@@ -43,9 +43,7 @@ impl ReachArgs {
                 Config::from_custom_kubeconfig(file, &options).await?
             }
             None if self.context.is_some() => Config::from_kubeconfig(&options).await?,
-            None => {
-                Config::infer().await.context("no way to reach a cluster: set KUBECONFIG or --kubeconfig")?
-            }
+            None => Config::infer().await.context("no cluster configured: set KUBECONFIG or --kubeconfig")?,
         };
         Ok(Client::try_from(config)?)
     }
@@ -60,7 +58,7 @@ impl ClusterArgs {
         self.reach.client().await
     }
 
-    /// What there is, and how kubelets and API server are set.
+    /// The snapshot with the configuration of kubelets and API server.
     pub(crate) async fn snapshot_with_settings(&self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.snapshot().await?;
         if self.from.is_empty() {
@@ -69,7 +67,7 @@ impl ClusterArgs {
         Ok(snapshot)
     }
 
-    /// What there is, from the cluster or from the files.
+    /// The snapshot of the cluster or of the files.
     pub(crate) async fn snapshot(&self) -> anyhow::Result<Snapshot> {
         if self.from.is_empty() {
             return Snapshot::of_cluster(&self.client().await?).await;
@@ -94,7 +92,7 @@ impl ClusterArgs {
     }
 }
 
-/// Runs one command's work. A command line does one thing at a time: no threads are needed for it.
+/// Runs a command on a single-threaded runtime.
 pub(crate) fn runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     // The only failure is that a provider is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

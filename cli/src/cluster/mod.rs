@@ -1,7 +1,7 @@
-//! The commands that look at a cluster, or at a dump of one.
+//! Commands that read a cluster, or a dump of one.
 //!
-//! Each reads a [`Snapshot`] and decides purely; with `--from` the snapshot is what `kubectl get … -o yaml` once said,
-//! so that a cluster can be looked at from elsewhere, and every decision be tested without one.
+//! Each reads a [`Snapshot`] and decides purely; with `--from` the snapshot is the output of `kubectl get … -o yaml`, so that every
+//! decision can be made and tested without a cluster.
 
 mod change;
 mod connect;
@@ -25,24 +25,24 @@ use crate::style::{WARNING, paint};
 use serde_json::Value;
 use std::io::{self, Write};
 
-/// Forms of an answer.
+/// Output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// A table.
     #[default]
     Table,
-    /// For programs.
+    /// JSON.
     Json,
-    /// For programs and people.
+    /// YAML.
     Yaml,
 }
 
-/// What a command that changes something has to say.
-pub(crate) fn said(output: Output, out: &mut dyn Write, text: &str, value: Value) -> io::Result<Exit> {
+/// Prints the result of a command that changes something.
+pub(crate) fn report(output: Output, out: &mut dyn Write, text: &str, value: Value) -> io::Result<Exit> {
     Answer { text: format!("{text}\n"), value, exit: Exit::Done }.write(output, out)
 }
 
-/// What a command that only looks has to say.
+/// The result of a command that only reads.
 pub(crate) struct Answer {
     /// The table.
     pub(crate) text: String,
@@ -53,7 +53,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Writes it in the form that was asked for.
+    /// Writes it in this format.
     pub(crate) fn write(&self, output: Output, out: &mut dyn Write) -> io::Result<Exit> {
         match output {
             Output::Table => out.write_all(self.text.as_bytes())?,
@@ -64,7 +64,7 @@ impl Answer {
     }
 }
 
-/// Lines of columns, the last column free.
+/// Aligned columns; the last one is not padded.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let plain = |cell: &str| anstream::adapter::strip_str(cell).to_string().chars().count();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);

@@ -1,11 +1,11 @@
-//! `gpu-migrate preflight`: what stands in the way of a migration, before it begins. Pure.
+//! `gpu-migrate preflight`: checks before a migration. Pure.
 //!
-//! Every check says what it looked at, what it found and what to do. One no-go makes the whole a no-go.
+//! Every finding has a remedy. One no-go makes the result a no-go.
 
 mod nodes;
 mod schedulers;
 
-use super::snapshot::is_finished;
+use super::snapshot::{has_cards, is_finished};
 use super::{Answer, Snapshot, quota, verify};
 use crate::exit::Exit;
 use crate::manifest::{Manifest, Origin, Source};
@@ -57,7 +57,7 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         ("schedulers", schedulers::extenders),
         ("quotas", quotas),
         ("pods", pods),
-        ("books", books),
+        ("invariants", invariants),
     ];
     let mut all = Vec::new();
     for (check, run) in checks {
@@ -85,13 +85,6 @@ impl Report {
     }
 }
 
-pub(super) fn has_cards(node: &Node) -> bool {
-    let dialect = Dialect::default();
-    let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
-    let some = |name: &str| capacity.and_then(|c| c.get(name)).is_some_and(|amount| amount.0 != "0");
-    some(&dialect.legacy) || some(&dialect.cores) || node.labels().contains_key(names::PLUGIN)
-}
-
 fn plugin_mode(node: &Node) -> &str {
     node.labels().get(names::PLUGIN).map_or("", String::as_str)
 }
@@ -112,7 +105,7 @@ fn versions(snapshot: &Snapshot, report: &mut Report) {
         seen.insert(info.kubelet_version.clone());
         if minor(&info.kubelet_version).is_some_and(|minor| minor < LOWEST_MINOR) {
             let found = format!("node {}: kubelet {}", node.name_any(), info.kubelet_version);
-            report.add(Level::NoGo, found, "Upgrade to 1.30 or newer: older kubelets were not tried");
+            report.add(Level::NoGo, found, "Upgrade to 1.30 or newer: older kubelets are not tested");
         }
     }
     let count = snapshot.nodes.iter().filter(|node| has_cards(node)).count();
@@ -135,7 +128,7 @@ fn webhook(snapshot: &Snapshot, report: &mut Report) {
         let remedy = "Install the webhook (deploy/README.md); it registers itself once it is ready";
         return report.add(
             Level::NoGo,
-            "MutatingWebhookConfiguration gpu-migrate is not there".into(),
+            "MutatingWebhookConfiguration gpu-migrate does not exist".into(),
             remedy,
         );
     };
@@ -145,7 +138,7 @@ fn webhook(snapshot: &Snapshot, report: &mut Report) {
             report.add(
                 Level::NoGo,
                 found,
-                "Look at the webhook's log; cert-manager's injector is the alternative",
+                "Check the webhook's log; cert-manager's injector is the alternative",
             );
         }
         if webhook.failure_policy.as_deref() != Some("Ignore") {
@@ -157,16 +150,20 @@ fn webhook(snapshot: &Snapshot, report: &mut Report) {
             report.add(
                 Level::NoGo,
                 found,
-                "Set it to Ignore: if the webhook is away, no pod of an opted-in namespace starts",
+                "Set it to Ignore: otherwise no pod of an opted-in namespace starts while the webhook is unavailable",
             );
         }
         let opt_in = webhook.namespace_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
         if opt_in.is_none_or(|labels| labels.get(names::OPT_IN).map(String::as_str) != Some("true")) {
-            let found = format!("{}: its namespaceSelector does not demand {}", webhook.name, names::OPT_IN);
-            report.add(Level::NoGo, found, "Let the webhook register itself again (--register)");
+            let found = format!("{}: namespaceSelector does not require {}", webhook.name, names::OPT_IN);
+            report.add(
+                Level::NoGo,
+                found,
+                "Restart the webhook with --register to re-create the configuration",
+            );
         }
     }
-    report.good("registered, trusted, and out of the way when it is away".into());
+    report.good("registered, with a CA and failurePolicy Ignore".into());
 }
 
 fn other_mutators(snapshot: &Snapshot, report: &mut Report) {
@@ -185,14 +182,14 @@ fn other_mutators(snapshot: &Snapshot, report: &mut Report) {
                 } else {
                     (
                         Level::Warn,
-                        "It is called again after ours (reinvocationPolicy); see that it leaves resources, schedulerName and tolerations alone",
+                        "It is called again after gpu-migrate (reinvocationPolicy); make sure that it does not change resources, schedulerName and tolerations",
                     )
                 };
                 report.add(level, found, remedy);
             }
         }
     }
-    report.good("nobody else changes pods".into());
+    report.good("no other webhook changes pods".into());
 }
 
 fn node_agents(snapshot: &Snapshot, report: &mut Report) {
@@ -200,11 +197,11 @@ fn node_agents(snapshot: &Snapshot, report: &mut Report) {
     for node in &bridged {
         let name = node.name_any();
         match snapshot.shadows.iter().find(|shadow| shadow.name_any() == name && has_agent(shadow)) {
-            // The operator writes one, too, for what it has to say of a node without an agent.
+            // The operator also writes GPUShadows of nodes without an agent.
             None => report.add(
                 Level::NoGo,
                 format!("node {name} is labelled {}={} and reports no cards", names::PLUGIN, plugin_mode(node)),
-                "Look at the node agent there: kubectl -n gpu-migrate-system get pods -o wide -l app.kubernetes.io/component=bridge",
+                "Check the node agent there: kubectl -n gpu-migrate-system get pods -o wide -l app.kubernetes.io/component=bridge",
             ),
             Some(shadow) => agent_conditions(shadow, report),
         }
@@ -214,7 +211,7 @@ fn node_agents(snapshot: &Snapshot, report: &mut Report) {
         report.add(
             Level::Warn,
             found,
-            "Converted pods find no node until one is: label the first node, see the runbook",
+            "Converted pods stay pending until one is: label the first node, see the runbook",
         );
     }
     report.good(format!("{} bridged nodes report their cards", bridged.len()));
@@ -245,13 +242,13 @@ fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
             report.add(
                 Level::NoGo,
                 found,
-                "Clear this first: the books of the node are not to be trusted while it lasts",
+                "Resolve this first: the ledger of the node is not reliable while it lasts",
             );
         }
     }
 }
 
-/// The plugin's variable that says where it registers.
+/// The plugin's variable for the socket to register with.
 fn kubelet_socket(set: &DaemonSet) -> Option<String> {
     let pod = set.spec.as_ref()?.template.spec.as_ref()?;
     let env = pod.containers.iter().flat_map(|container| container.env.iter().flatten());
@@ -263,7 +260,7 @@ fn images(set: &DaemonSet) -> impl Iterator<Item = &str> {
     pod.into_iter().flat_map(|pod| &pod.containers).filter_map(|container| container.image.as_deref())
 }
 
-/// Device plugins are known by what they run, not by what they are called.
+/// Device plugins are recognised by image, not by name.
 fn runs(set: &DaemonSet, parts: &[&str]) -> bool {
     images(set).any(|image| parts.iter().any(|part| image.contains(part)))
 }
@@ -278,10 +275,10 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
         let names =
             sets.iter().map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any()));
         let found = format!(
-            "{} registers with the kubelet itself on {bridged} bridged nodes",
+            "{} registers with the kubelet directly on {bridged} bridged nodes",
             names.collect::<Vec<_>>().join(", ")
         );
-        report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it hands out cards that shares are on");
+        report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it allocates cards that shares are on");
     }
     if sets.is_empty() {
         report.add(
@@ -291,7 +288,7 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
         );
     }
     report.good(format!(
-        "{} DaemonSets, {} behind the bridge",
+        "{} DaemonSets, {} behind the node agent",
         sets.len(),
         sets.iter().filter(|set| behind(set)).count()
     ));
@@ -306,7 +303,11 @@ fn other_plugins(snapshot: &Snapshot, report: &mut Report) {
                 "{shown} runs another GPU sharing plugin ({})",
                 images(set).collect::<Vec<_>>().join(", ")
             );
-            report.add(Level::NoGo, found, "Keep it off the nodes that are bridged: two plugins for the same cards know nothing of each other");
+            report.add(
+                Level::NoGo,
+                found,
+                "Keep it off the nodes that are bridged: two plugins would allocate the same cards",
+            );
         }
     }
     report.good("no other sharing plugin is running".into());
@@ -323,7 +324,7 @@ fn quotas(snapshot: &Snapshot, report: &mut Report) {
             ),
             Ok(one) if !one.present => {
                 let found = format!(
-                    "ResourceQuota {}/{} allows {} cards and says nothing of shares: converted pods are not limited by it",
+                    "ResourceQuota {}/{} allows {} cards and has no limit on shares: converted pods are not limited by it",
                     one.namespace, one.name, one.cards
                 );
                 report.add(Level::NoGo, found, "gpu-migrate quota translate --apply, or decide that shares need no limit and remove the quota");
@@ -333,7 +334,7 @@ fn quotas(snapshot: &Snapshot, report: &mut Report) {
     }
     report.good(match translations.len() {
         0 => "no opted-in namespace limits whole cards".into(),
-        n => format!("{n} quotas on cards have their counterpart"),
+        n => format!("{n} quotas on cards have limits on shares"),
     });
 }
 
@@ -349,12 +350,12 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
     );
     let (rules, problems) = Rules::take_from(&mut objects);
     for problem in problems {
-        report.add(Level::NoGo, problem.to_string(), "Correct the policy: it is not used as it is");
+        report.add(Level::NoGo, problem.to_string(), "Correct the policy: it is ignored");
     }
     if rules.policy_count == 0 {
         report.add(
             Level::Warn,
-            "there is no policy: nothing is converted".into(),
+            "no policy (GPUMigration): nothing is converted".into(),
             "Write a GPUMigration, see examples/policies.yaml",
         );
     }
@@ -378,7 +379,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
         report.add(Level::Warn, found, "A kubelet of 1.33 kills such pods when it restarts: restart kubelets before or after, not while they run");
     }
     let converted = plan.converted().filter(|(_, converted)| !converted.guard).count();
-    report.good(format!("{converted} running pods would be converted, none stands in the way"));
+    report.good(format!("{converted} running pods would be converted, none is an obstacle"));
 }
 
 fn init_asks(pod: &Pod) -> bool {
@@ -387,8 +388,7 @@ fn init_asks(pod: &Pod) -> bool {
         .is_ok_and(|ask| ask.asking().any(|container| container.kind == ContainerKind::Init))
 }
 
-/// A running pod as it would be created anew: without its node, which the webhook would respect, and its cards; and with the
-/// label of a wave, as if its turn had come.
+/// A running pod as it would be re-created: without node and cards, and with the label of a wave.
 fn pod_as_created(pod: &Pod) -> Option<Manifest> {
     let mut pod = pod.clone();
     pod.spec.as_mut()?.node_name = None;
@@ -403,7 +403,7 @@ fn manifest<K: kube::Resource + serde::Serialize>(
     object: &K,
 ) -> Option<Manifest> {
     let mut value = serde_json::to_value(object).ok()?;
-    // A status is written by programs of other versions too, and no business of the policy's reader.
+    // A status may be written by other versions, and is not needed.
     value.as_object_mut()?.remove("status");
     Some(Manifest {
         origin: Origin { source: Source::Cluster, document: 1, line: 1, items: Vec::new() },
@@ -415,7 +415,7 @@ fn manifest<K: kube::Resource + serde::Serialize>(
     })
 }
 
-fn books(snapshot: &Snapshot, report: &mut Report) {
+fn invariants(snapshot: &Snapshot, report: &mut Report) {
     let found = verify::findings(snapshot);
     for violation in found.violations {
         report.add(Level::NoGo, violation, "gpu-migrate verify shows all; delete one of the holders");

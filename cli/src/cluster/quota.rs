@@ -1,4 +1,4 @@
-//! `gpu-migrate quota translate`: what a ResourceQuota on whole cards means for shares.
+//! `gpu-migrate quota translate`: limits on shares that correspond to limits on whole cards.
 
 use super::change::MANAGER;
 use super::{Output, Snapshot, columns, warn};
@@ -42,7 +42,7 @@ pub enum QuotaError {
     },
     /// Nobody says what a card is worth.
     #[error(
-        "ResourceQuota {namespace}/{name}: no policy (GPUMigration) for project {project}: nobody says what a card is worth"
+        "ResourceQuota {namespace}/{name}: no policy (GPUMigration) for project {project}: no conversion ratio is defined"
     )]
     NoPolicy { namespace: String, name: String, project: String },
 }
@@ -52,7 +52,7 @@ fn key(resource: &str) -> String {
     format!("requests.{resource}")
 }
 
-/// The counterparts of all quotas on whole cards in opted-in namespaces.
+/// Limits on shares for all quotas on whole cards in opted-in namespaces.
 #[must_use]
 pub fn translate(snapshot: &Snapshot, namespace: Option<&str>) -> Vec<Result<Translation, QuotaError>> {
     let opted_in = snapshot
@@ -103,8 +103,8 @@ fn one(
 }
 
 impl Translation {
-    /// The added limits as an object for `kubectl apply --server-side`: the limit on whole cards stays, since a
-    /// project has both kinds of pods while it moves.
+    /// The added limits for `kubectl apply --server-side`. The limit on whole cards stays: during the migration a project has both
+    /// kinds of pods.
     #[must_use]
     pub fn manifest(&self) -> Value {
         let dialect = Dialect::default();
@@ -140,7 +140,7 @@ pub(crate) async fn command(
         let Translation { namespace, name, cards, policy, cores, blocks, .. } = &translation;
         if args.apply {
             let quotas = Api::<ResourceQuota>::namespaced(args.cluster.client().await?, namespace);
-            // Not forced: limits on shares that somebody else has set are theirs.
+            // Not forced: limits on shares set by others stay.
             quotas.patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(translation.manifest())).await?;
         }
         rows.push(

@@ -28,8 +28,8 @@ pub struct Snapshot {
     /// DaemonSets: device plugins are among them.
     pub daemon_sets: Vec<DaemonSet>,
     pub mutating: Vec<MutatingWebhookConfiguration>,
-    /// Kubelets and API server were asked how they are set: they were there to be asked.
-    pub asked_settings: bool,
+    /// The configuration of kubelets and API server was requested, which only a live cluster can answer.
+    pub settings_requested: bool,
     /// Configuration of the kubelets of nodes with cards, as far as it could be read.
     pub kubelets: BTreeMap<String, Value>,
     /// Feature gates of the API server, as far as they could be read.
@@ -41,7 +41,7 @@ pub struct Snapshot {
 const AT_ONCE: usize = 16;
 
 impl Snapshot {
-    /// From a cluster. Custom resources that are not installed are none.
+    /// Lists a cluster. Where the CustomResourceDefinitions are not installed, their objects count as none.
     ///
     /// # Errors
     /// What could not be listed.
@@ -68,17 +68,17 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Only who holds what and who waits.
+    /// Only GPUShadows and pods.
     pub(crate) async fn of_cards(client: &Client) -> anyhow::Result<Self> {
         Ok(Self { shadows: all(client).await?, pods: all(client).await?, ..Self::default() })
     }
 
-    /// Asks kubelets and API server how they are set. What cannot be read is left out: it takes rights that few have.
+    /// Reads the configuration of kubelets and API server. What cannot be read is left out: it needs rights that few have.
     pub(crate) async fn add_settings(&mut self, client: &Client) {
         let nodes =
             self.nodes.iter().filter(|node| has_cards(node)).filter_map(|node| node.metadata.name.clone());
         let nodes = nodes.collect::<Vec<_>>();
-        self.asked_settings = true;
+        self.settings_requested = true;
         let progress = Progress::new(nodes.len() as u64 + 2);
         progress.step("reading the schedulers' configuration");
         if let Ok(maps) = Api::<ConfigMap>::all(client.clone()).list(&ListParams::default()).await {
@@ -98,10 +98,10 @@ impl Snapshot {
         }
     }
 
-    /// From objects that were read from files; kinds of no interest are passed over.
+    /// From objects of files; other kinds are skipped.
     ///
     /// # Errors
-    /// The first object that does not read as what it says it is.
+    /// The first object that does not match its kind.
     pub fn of_objects(objects: Vec<Manifest>) -> anyhow::Result<Self> {
         let mut snapshot = Self::default();
         for object in objects {
@@ -145,13 +145,13 @@ where
 {
     match Api::<K>::all(client.clone()).list(&ListParams::default()).await {
         Ok(list) => Ok(list.items),
-        // The API server does not know the kind: the definitions are not installed.
+        // The CustomResourceDefinitions are not installed.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("list {}", K::plural(&()))),
     }
 }
 
-/// A path's text; `None` where we may not or cannot.
+/// The response body of a path; `None` if it is forbidden or fails.
 async fn get(client: &Client, path: &str) -> Option<String> {
     let request = http::Request::get(path).body(Vec::new()).ok()?;
     client.request_text(request).await.ok()
@@ -167,9 +167,17 @@ fn gates(metrics: &str) -> BTreeMap<String, bool> {
     lines.filter_map(gate).collect()
 }
 
-/// A pod that no longer runs.
+/// No container of the pod runs or will run.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     gpu_migrate_model::view::is_finished(pod.status.as_ref().and_then(|status| status.phase.as_deref()))
+}
+
+/// Whether the node has cards, or is labelled as if it had.
+pub(crate) fn has_cards(node: &Node) -> bool {
+    let dialect = Dialect::default();
+    let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
+    let some = |name: &str| capacity.and_then(|c| c.get(name)).is_some_and(|amount| amount.0 != "0");
+    some(&dialect.legacy) || some(&dialect.cores) || node.labels().contains_key(names::PLUGIN)
 }
 
 #[cfg(test)]

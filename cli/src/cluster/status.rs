@@ -1,4 +1,4 @@
-//! `gpu-migrate status`: who has which card, and how far each project is. Pure.
+//! `gpu-migrate status`: cards and their holders by node, and the progress of each project. Pure.
 
 use super::{Answer, Snapshot, columns};
 use crate::exit::Exit;
@@ -10,13 +10,13 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 const LEGEND: &str =
-    "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds found";
+    "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders";
 
 pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> Answer {
     let mut shadows =
         snapshot.shadows.iter().filter(|s| node.is_none_or(|n| s.name_any() == n)).collect::<Vec<_>>();
-    // The operator writes one, too, for a node without an agent: a row without cards is worth it only with trouble.
-    shadows.retain(|shadow| !cards(shadow).is_empty() || trouble(shadow).is_some());
+    // The operator also writes GPUShadows of nodes without an agent: shown only with a problem.
+    shadows.retain(|shadow| !cards(shadow).is_empty() || problem(shadow).is_some());
     shadows.sort_by_key(|shadow| shadow.name_any());
     let mut text = map(&shadows);
     if holders {
@@ -49,8 +49,8 @@ fn map(shadows: &[&GPUShadow]) -> String {
         let free = cards.iter().filter(|card| card.state == CardState::Free).count();
         let mut row = vec![shadow.name_any(), format!("{free}/{}", cards.len())];
         row.extend(cards.iter().map(cell));
-        if let Some(trouble) = trouble(shadow) {
-            row.push(paint(WARNING, &trouble));
+        if let Some(problem) = problem(shadow) {
+            row.push(paint(WARNING, &problem));
         }
         rows.push(row);
     }
@@ -68,7 +68,7 @@ fn cell(card: &CardStatus) -> String {
     }
 }
 
-fn trouble(shadow: &GPUShadow) -> Option<String> {
+fn problem(shadow: &GPUShadow) -> Option<String> {
     let conditions = shadow.status.iter().flat_map(|status| &status.conditions);
     let bad = conditions.filter(|condition| {
         (condition.type_ == "Ready" && condition.status != "True")
@@ -76,8 +76,9 @@ fn trouble(shadow: &GPUShadow) -> Option<String> {
             || (["DriverInstalled", "DriverMatches", "ModeConverged"].contains(&condition.type_.as_str())
                 && condition.status == "False")
     });
-    let said = bad.map(|condition| format!("{}: {}", condition.type_, condition.message)).collect::<Vec<_>>();
-    (!said.is_empty()).then(|| said.join("; "))
+    let messages =
+        bad.map(|condition| format!("{}: {}", condition.type_, condition.message)).collect::<Vec<_>>();
+    (!messages.is_empty()).then(|| messages.join("; "))
 }
 
 fn holder_table(shadows: &[&GPUShadow]) -> String {
@@ -116,7 +117,7 @@ fn holds(holder: &HolderStatus) -> String {
 
 fn projects(migrations: &[GPUMigration]) -> String {
     if migrations.is_empty() {
-        return "No policy (GPUMigration) is there: nothing is converted.\n".to_owned();
+        return "No policy (GPUMigration) exists: nothing is converted.\n".to_owned();
     }
     let titles = ["POLICY", "PROJECT", "MODE", "PHASE", "WAVE", "SHARED", "LEGACY", "WHY"];
     let mut rows = vec![titles.map(|title| paint(HEAD, title)).to_vec()];

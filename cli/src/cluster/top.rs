@@ -1,4 +1,4 @@
-//! `gpu-migrate top`: who uses how much of which node, and who waits. What it shows is decided purely; the loop is thin.
+//! `gpu-migrate top`: usage by node, holders, pending pods.
 
 use super::snapshot::is_finished;
 use super::{Answer, Output, Snapshot, columns, runtime};
@@ -16,7 +16,7 @@ use serde_json::json;
 use std::io::{IsTerminal as _, Write};
 use std::time::Duration;
 
-/// Cursor home, and everything below it gone; lines are written over, so that nothing flickers.
+/// Cursor home and clear below: lines are overwritten without flicker.
 const HOME: &str = "\x1b[H\x1b[J";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -49,7 +49,7 @@ struct Holder {
     legacy: bool,
 }
 
-/// A pod that asks and has no node yet.
+/// A pending pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Waiting {
     pod: String,
@@ -88,7 +88,7 @@ fn cards(shadow: &GPUShadow) -> &[CardStatus] {
     shadow.status.as_ref().map_or(&[], |status| status.cards.as_slice())
 }
 
-/// Who holds how much, the greatest first.
+/// Holders, largest first.
 fn holders(snapshot: &Snapshot) -> Vec<Holder> {
     let mut all: Vec<Holder> = Vec::new();
     for shadow in &snapshot.shadows {
@@ -247,7 +247,7 @@ pub(crate) fn top(snapshot: &Snapshot, limit: usize) -> Answer {
     Answer { text, value, exit: Exit::Done }
 }
 
-/// Once into a pipe or a file, else again and again until Ctrl-C.
+/// Once into a pipe or a file, otherwise repeatedly until Ctrl-C.
 pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let look = &args.look;
     let live = !args.once
@@ -265,19 +265,19 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
     }
     runtime(async {
         let client = look.cluster.client().await?;
-        let mut trouble = None;
+        let mut failed = None;
         loop {
             match Snapshot::of_cards(&client).await {
                 Ok(snapshot) => {
                     let text = top(&snapshot, args.limit).text;
-                    let head = format!("every {} s, Ctrl-C ends", args.interval);
+                    let head = format!("every {} s, Ctrl-C to quit", args.interval);
                     write!(out, "{HOME}{}\n\n{text}", paint(FAINT, &head))?;
-                    trouble = None;
+                    failed = None;
                 }
-                // A look that fails in between is no reason to stop; one that fails at once and again is.
-                Err(error) if trouble.is_none() => {
-                    writeln!(out, "{}", paint(WARNING, &format!("{error:#}; trying again")))?;
-                    trouble = Some(());
+                // One failed refresh is tolerated, two in a row are not.
+                Err(error) if failed.is_none() => {
+                    writeln!(out, "{}", paint(WARNING, &format!("{error:#}; retrying")))?;
+                    failed = Some(());
                 }
                 Err(error) => return Err(error),
             }

@@ -1,4 +1,4 @@
-//! `gpu-migrate uninstall`: leaves no trace, in the order in which nothing breaks on the way.
+//! `gpu-migrate uninstall`: removes everything, in an order that breaks nothing.
 
 use super::change::MANAGER;
 use super::snapshot::is_finished;
@@ -24,13 +24,12 @@ use std::time::Duration;
 /// How long the webhook may take to go: its grace period is 30 s.
 const PATIENCE_SECONDS: u32 = 90;
 
-/// What the chart and the base put their name on.
+/// Label of all objects of chart and base.
 const OURS: &str = "app.kubernetes.io/name=gpu-migrate";
-/// The same, for who looks by himself.
 const NAME: &str = "app.kubernetes.io/name";
 const OUR_NAME: &str = "gpu-migrate";
 
-/// One kind of object that goes.
+/// A kind of object to delete.
 struct Kind {
     group: &'static str,
     kind: &'static str,
@@ -81,7 +80,7 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
         .collect::<Vec<_>>();
     if let Some(first) = names.first() {
         found.push(format!(
-            "{} shared pods are there, {first} first: take them back with `gpu-migrate rollout undo`",
+            "{} shared pods exist, {first} first: roll them back with `gpu-migrate rollout undo`",
             names.len()
         ));
     }
@@ -91,7 +90,7 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
         for (card, holder) in cards.flat_map(|card| card.holders.iter().map(move |holder| (card, holder))) {
             if holder.deviates() {
                 found.push(format!(
-                    "legacy pod {}/{} on node {} has card {}, and the kubelet's book says {}: without the agent the card may be \
+                    "legacy pod {}/{} on node {} has card {}, and the kubelet checkpoint says {}: without the agent the card may be \
                      given to a second pod; delete the pod, its controller makes another",
                     holder.namespace,
                     holder.pod,
@@ -115,7 +114,7 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
         };
         if variables.into_iter().any(behind) {
             found.push(format!(
-                "DaemonSet {}/{} still registers with the bridge: remove KUBELET_SOCKET from it, or its nodes have no nvidia.com/gpu",
+                "DaemonSet {}/{} still registers with the node agent: remove KUBELET_SOCKET from it, or its nodes have no nvidia.com/gpu",
                 set.namespace().unwrap_or_default(),
                 set.name_any()
             ));
@@ -164,7 +163,7 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
     let obstacles = obstacles(&snapshot);
     if !obstacles.is_empty() && !args.force {
         let lines = obstacles.iter().map(|obstacle| format!("in the way: {obstacle}\n")).collect::<String>();
-        let text = format!("{lines}nothing was removed; --force removes all the same\n");
+        let text = format!("{lines}nothing was removed; use --force to remove anyway\n");
         let value = json!({"inTheWay": obstacles, "removed": [], "left": []});
         return Ok(Answer { text, value, exit: Exit::No }.write(args.output, out)?);
     }
@@ -294,7 +293,7 @@ impl Remover<'_> {
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.args.namespace);
         let ours = ListParams::default().labels(&format!("{OURS},app.kubernetes.io/{which}"));
-        let _progress = Progress::spinner("waiting for our pods to go".to_owned());
+        let _progress = Progress::spinner("waiting for pods to terminate".to_owned());
         let mut left = Vec::new();
         for _ in 0..4 * PATIENCE_SECONDS {
             left = pods.list_metadata(&ours).await?.items;
@@ -304,7 +303,7 @@ impl Remover<'_> {
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         anyhow::bail!(
-            "{} pods in {} are still there after {PATIENCE_SECONDS} s, {} first; what came before them is removed: \
+            "{} pods in {} are still there after {PATIENCE_SECONDS} s, {} first; everything before them is removed: \
              run the same command again when they are gone",
             left.len(),
             self.args.namespace,
@@ -392,7 +391,7 @@ mod tests {
         snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock"), ours];
         let found = obstacles(&snapshot);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].starts_with("1 shared pods are there, n/p first"));
+        assert!(found[0].starts_with("1 shared pods exist, n/p first"));
     }
 
     #[test]
@@ -409,8 +408,9 @@ mod tests {
         assert!(obstacles(&Snapshot { shadows: vec![as_known], ..Snapshot::default() }).is_empty());
         let found = obstacles(&Snapshot { shadows: vec![moved], ..Snapshot::default() });
         assert!(
-            found[0]
-                .starts_with("legacy pod n/p on node g has card GPU-a, and the kubelet's book says GPU-b"),
+            found[0].starts_with(
+                "legacy pod n/p on node g has card GPU-a, and the kubelet checkpoint says GPU-b"
+            ),
             "{found:?}"
         );
     }

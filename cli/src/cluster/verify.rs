@@ -1,8 +1,7 @@
-//! `gpu-migrate verify`: I1 and I2 over the whole cluster, from two sources that know nothing of each other. Pure.
+//! `gpu-migrate verify`: I1 and I2 over the whole cluster, from two independent sources. Pure.
 //!
-//! One source is what each node agent reports (its books, from the kubelet). The other is what stands on the pods: the
-//! extender's choice and the cards that legacy containers really got. Each is checked by itself; then they are held
-//! against each other.
+//! One source is each node agent's ledger, from the kubelet. The other are the annotations of the pods: the extender's choice and
+//! the cards that legacy containers got. Each is checked by itself; then they are compared.
 
 use super::snapshot::is_finished;
 use super::{Answer, Snapshot};
@@ -23,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Findings {
     /// Breaches of I1 and I2.
     pub violations: Vec<String>,
-    /// Differences between the sources: they may pass, since pods come and go while one looks.
+    /// Differences between the sources; transient while pods start and stop.
     pub differences: Vec<String>,
     /// What could not be checked, and why.
     pub unknown: Vec<String>,
@@ -50,13 +49,13 @@ pub fn findings(snapshot: &Snapshot) -> Findings {
 fn check_node(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) {
     let node = shadow.name_any();
     let Some(status) = &shadow.status else {
-        found.unknown.push(format!("{node}: its agent reports nothing yet"));
+        found.unknown.push(format!("{node}: the node agent has not reported yet"));
         return;
     };
     let reported = status.ledger();
     found.cards += reported.len();
     found.holders += reported.holders().len();
-    breaches(&format!("{node}, as its agent reports"), &reported, found);
+    breaches(&format!("{node}, by its node agent"), &reported, found);
     let written = from_pods(shadow, pods, found);
     breaches(&format!("{node}, by the annotations of its pods"), &written, found);
     compare(&node, &reported, &written, pods, found);
@@ -68,7 +67,7 @@ fn breaches(what: &str, ledger: &Ledger, found: &mut Findings) {
     }
 }
 
-/// The books as the pods' annotations tell them.
+/// The ledger by the annotations of the pods.
 fn from_pods(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) -> Ledger {
     let cards = shadow.status.iter().flat_map(|status| &status.cards).map(|card| card.card.clone()).collect();
     let mut ledger = Ledger::new(cards);
@@ -84,9 +83,9 @@ fn from_pods(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) -> Ledger 
         for container in ask.asking() {
             match cards_of(pod, container) {
                 Ok(Some(cards)) => record(&mut ledger, pod, container, &cards, found),
-                Ok(None) => found
-                    .unknown
-                    .push(format!("{shown}, {}: no annotation says which card it has", container.name)),
+                Ok(None) => {
+                    found.unknown.push(format!("{shown}, {}: no annotation names its card", container.name))
+                }
                 Err(error) => found.unknown.push(format!("{shown}: {error}")),
             }
         }
@@ -134,7 +133,7 @@ fn record(
     }
 }
 
-/// Who holds which card in one source and not in the other.
+/// Holders in one source and not in the other.
 fn compare(node: &str, reported: &Ledger, written: &Ledger, pods: &[&Pod], found: &mut Findings) {
     let places = |ledger: &Ledger| {
         ledger
@@ -147,21 +146,21 @@ fn compare(node: &str, reported: &Ledger, written: &Ledger, pods: &[&Pod], found
     let name = |holder: &HolderId| {
         let pod = pods.iter().find(|pod| pod.uid().as_deref() == Some(&holder.pod_uid));
         pod.map_or_else(
-            || format!("a pod that is gone (uid {})", holder.pod_uid),
+            || format!("a deleted pod (uid {})", holder.pod_uid),
             |pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
         )
     };
     let (reported, written) = (places(reported), places(written));
     for (holder, card) in reported.difference(&written) {
         found.differences.push(format!(
-            "{node}: the agent has {}, {} on {card}, its pod does not say so",
+            "{node}: {}, {} is on {card} by the node agent, not by its annotations",
             name(holder),
             holder.container
         ));
     }
     for (holder, card) in written.difference(&reported) {
         found.differences.push(format!(
-            "{node}: {}, {} says it has {card}, the agent does not",
+            "{node}: {}, {} is on {card} by its annotations, not by the node agent",
             name(holder),
             holder.container
         ));
@@ -186,8 +185,7 @@ pub(crate) fn verify(snapshot: &Snapshot) -> Answer {
     } else {
         (REMOVED, "the invariants do not hold")
     };
-    text +=
-        &format!("{}: {nodes} nodes, {cards} cards, {holders} holders looked at\n", paint(style, verdict));
+    text += &format!("{}: checked {nodes} nodes, {cards} cards, {holders} holders\n", paint(style, verdict));
     let value = json!({
         "holds": found.violations.is_empty(), "violations": found.violations, "differences": found.differences,
         "unknown": found.unknown, "nodes": nodes, "cards": cards, "holders": holders,

@@ -1,7 +1,7 @@
-//! The decision on each object: which policy, and what the webhook's own code makes of its pods.
+//! The decision on each object: its policy, and the webhook's rewrite of its pods.
 
-use super::waves::{Turn, turns};
-use super::{Converted, Entry, Fallback, Outcome, Plan};
+use super::waves::{WaveOf, waves};
+use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
 use crate::manifest::Manifest;
 use gpu_migrate_model::ask::{Demand, PodAsk};
 use gpu_migrate_model::crd::{GPUMigration, read_strict};
@@ -16,9 +16,6 @@ use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use thiserror::Error;
-
-/// Labels of the Namespaces that were given, by name.
-pub type Namespaces = BTreeMap<String, BTreeMap<String, String>>;
 
 /// A policy that cannot be used.
 #[derive(Debug, Error)]
@@ -114,9 +111,9 @@ pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) 
         places.push(Place { pointer: form.pointer(), bare });
         pods.push(manifest);
     }
-    let turns = turns(&rules.migrations, &pods, &rules.namespaces, default_namespace);
+    let waves = waves(&rules.migrations, &pods, &rules.namespaces, default_namespace);
     for (manifest, place) in pods.into_iter().zip(places) {
-        let outcome = decide_one(&manifest, place, rules, &turns, default_namespace);
+        let outcome = decide_one(&manifest, place, rules, &waves, default_namespace);
         plan.entries.push(Entry { manifest, outcome });
     }
     plan
@@ -135,7 +132,7 @@ fn decide_one(
     manifest: &Manifest,
     place: Place,
     rules: &Rules,
-    turns: &BTreeMap<String, Turn>,
+    waves: &BTreeMap<String, WaveOf>,
     default_namespace: &str,
 ) -> Outcome {
     let Some(template) = manifest.value.pointer(place.pointer) else {
@@ -153,21 +150,21 @@ fn decide_one(
     let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
     let known = if rules.namespaces.contains_key(namespace) { Ok(()) } else { Err(namespace) };
     let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
-    let turn = turns.get(&format!("{}/{namespace}/{}", manifest.kind, manifest.name)).copied();
+    let turn = waves.get(&format!("{}/{namespace}/{}", manifest.kind, manifest.name)).copied();
     let mut written = rewrite(&template);
     let mut before = Patch::default();
     let is = |rewrite: &Rewrite, skip| rewrite.outcome == webhook::Outcome::Skipped(skip);
     if let Ok(now) = &written
         && is(now, Skip::NotInRollout)
     {
-        if let Some(Turn::Wave(..)) = turn {
-            // As the wave will send it: with the label.
-            before = sending(&template);
+        if let Some(WaveOf::Wave(..)) = turn {
+            // With the label that its wave will add.
+            before = wave_label(&template);
             if json_patch::patch(template.to_mut(), &before).is_ok() {
                 written = rewrite(&template);
             }
         } else if is_waved(rules, &rewrite, &template) {
-            return Outcome::LeftAlone { why: not_moved(turn).to_owned() };
+            return Outcome::LeftAlone { why: not_in_waves(turn).to_owned() };
         }
     }
     match written {
@@ -188,27 +185,26 @@ fn is_waved(
     if rules.migrations.iter().all(|migration| migration.spec.rollout.waves.is_empty()) {
         return false;
     }
-    let mut sent = template.clone();
-    json_patch::patch(&mut sent, &sending(template)).is_ok()
-        && rewrite(&sent)
-            .is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotInRollout))
+    let mut labelled = template.clone();
+    json_patch::patch(&mut labelled, &wave_label(template)).is_ok()
+        && rewrite(&labelled).is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotInRollout))
 }
 
-/// Why no wave moves it, and what would.
-fn not_moved(turn: Option<Turn>) -> &'static str {
+/// Why it is in no wave, and how to convert it.
+fn not_in_waves(turn: Option<WaveOf>) -> &'static str {
     match turn {
-        Some(Turn::None) => "no wave of its policy reaches it (spec.rollout.waves)",
-        Some(Turn::ByHand) => {
-            "the waves restart nothing that is paused, partitioned or OnDelete: put the label gpu-migrate.io/convert: \"true\" on its pod template by hand"
+        Some(WaveOf::None) => "it is in no wave of its policy (spec.rollout.waves)",
+        Some(WaveOf::ByHand) => {
+            "the operator does not restart paused, partitioned or OnDelete workloads: add the label gpu-migrate.io/convert: \"true\" to its pod template"
         }
         _ => {
-            "the waves restart no bare pods and no Jobs: put the label gpu-migrate.io/convert: \"true\" on the pod and create it anew"
+            "the operator does not restart bare pods and Jobs: add the label gpu-migrate.io/convert: \"true\" to the pod and re-create it"
         }
     }
 }
 
-/// What the operator changes in a pod template to send it over.
-fn sending(template: &Value) -> Patch {
+/// The operator's change of a pod template: the label of a wave.
+fn wave_label(template: &Value) -> Patch {
     let add = |path: String, value| {
         PatchOperation::Add(AddOperation { path: PointerBuf::parse(path).unwrap_or_default(), value })
     };
@@ -231,16 +227,16 @@ fn reason(skip: Skip) -> &'static str {
     match skip {
         Skip::NotOptedIn => "its namespace is not opted in (label gpu-migrate.io/opt-in: \"true\")",
         Skip::OptedOut => "it is opted out (label gpu-migrate.io/opt-out: \"true\")",
-        Skip::Mirror => "it is a static pod, which the kubelet runs without asking",
-        Skip::Bound => "it names its node already (spec.nodeName)",
+        Skip::Mirror => "it is a static pod of the kubelet",
+        Skip::Bound => "it is already bound to a node (spec.nodeName)",
         Skip::NoProject => {
             "it belongs to no project (label gpu-migrate.io/project on the pod or its namespace)"
         }
         Skip::NoPolicy => "its project has no policy",
         Skip::Off => "its policy is off (spec.mode: Off)",
-        Skip::NoGpu => "it asks for no card",
-        Skip::AlreadyShared => "it asks for shares already",
-        Skip::NotInRollout => "its turn in the rollout has not come (spec.rollout)",
+        Skip::NoGpu => "it requests no card",
+        Skip::AlreadyShared => "it already requests shares",
+        Skip::NotInRollout => "the rollout has not reached it (spec.rollout)",
     }
 }
 
@@ -250,7 +246,7 @@ fn outcome(
     manifest: &Manifest,
     place: Place,
     (before, rewrite): (Patch, Rewrite),
-    turn: Option<Turn>,
+    turn: Option<WaveOf>,
     known: Result<(), &str>,
 ) -> Outcome {
     match &rewrite.outcome {
@@ -277,7 +273,7 @@ fn converted(
     manifest: &Manifest,
     place: Place,
     (before, rewrite): (Patch, Rewrite),
-    turn: Option<Turn>,
+    turn: Option<WaveOf>,
     known: Result<(), &str>,
 ) -> Outcome {
     let audit = matches!(rewrite.outcome, webhook::Outcome::Audited);
@@ -296,18 +292,17 @@ fn converted(
         notes.push("the policy is in mode Audit: this is what Enforce would do".to_owned());
     }
     let wave = match turn {
-        Some(Turn::Wave(wave, of)) => Some((wave, of)),
+        Some(WaveOf::Wave(wave, of)) => Some((wave, of)),
         _ => None,
     };
     if let Some((wave, of)) = wave {
-        notes.push(format!("it is moved in wave {wave} of {of}"));
+        notes.push(format!("converted in wave {wave} of {of}"));
     }
     if let Err(namespace) = known {
-        notes.push(format!("Namespace {namespace} is not among the files and was taken as opted in"));
+        notes.push(format!("Namespace {namespace} is not among the files and is assumed to be opted in"));
     }
     if manifest.kind == "Job" {
-        notes
-            .push("a Job's template cannot be changed: this Job converts when it is created anew".to_owned());
+        notes.push("a Job's template is immutable: this Job converts when it is re-created".to_owned());
     }
     Outcome::Converted(Box::new(Converted {
         demand: (demand(&manifest.value, place.pointer), demand(&after, place.pointer)),
@@ -317,10 +312,10 @@ fn converted(
         guard: matches!(rewrite.outcome, webhook::Outcome::Guarded),
         audit,
         wave,
-        said: rewrite
+        warnings: rewrite
             .warnings
             .iter()
-            .map(|said| said.trim_start_matches("gpu-migrate: ").to_owned())
+            .map(|text| text.trim_start_matches("gpu-migrate: ").to_owned())
             .collect(),
         notes,
     }))

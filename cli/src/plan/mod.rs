@@ -8,7 +8,11 @@ mod waves;
 use crate::manifest::Manifest;
 use gpu_migrate_model::ask::Demand;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
+
+/// Labels of the given Namespaces, by name.
+pub type Namespaces = BTreeMap<String, BTreeMap<String, String>>;
 
 /// What becomes of every object that was read, in the order it was read in.
 #[derive(Debug, Default)]
@@ -69,7 +73,7 @@ pub struct Converted {
     pub patch: Value,
     /// The policy that converts, `name@generation`.
     pub policy: String,
-    /// Whether the policy only watches (`mode: Audit`): then the webhook changes nothing yet.
+    /// The policy is in `mode: Audit`: the webhook changes nothing yet.
     pub audit: bool,
     /// The wave that moves it, from 1, and how many there are, where the policy has waves.
     pub wave: Option<(usize, usize)>,
@@ -77,9 +81,9 @@ pub struct Converted {
     pub guard: bool,
     /// What one pod asked for and asks for now, where both can be counted.
     pub demand: (Option<Demand>, Option<Demand>),
-    /// What the webhook says to whoever creates such a pod.
-    pub said: Vec<String>,
-    /// What its owner should know besides.
+    /// Warnings of the webhook at creation.
+    pub warnings: Vec<String>,
+    /// Remarks of the plan.
     pub notes: Vec<String>,
 }
 
@@ -107,7 +111,7 @@ impl Converted {
             |demand: Option<Demand>| demand.map_or_else(|| "?".to_owned(), |demand| demand.to_string());
         let (before, after) = (text(self.demand.0), text(self.demand.1));
         if self.guard {
-            return format!("{before}; guarded: what it did not ask for is hidden");
+            return format!("{before}; guarded: other cards are hidden from it");
         }
         let change = if before == after { before } else { format!("{before} → {after}") };
         let change = match self.wave {

@@ -16,7 +16,7 @@ pub fn diffs(plan: &Plan, context: usize, out: &mut dyn Write) -> io::Result<()>
         let manifest = &entry.manifest;
         let name = paint(HEAD, &manifest.to_string());
         writeln!(out, "{name}  {}", paint(FAINT, &manifest.origin.to_string()))?;
-        for line in &converted.said {
+        for line in &converted.warnings {
             writeln!(out, "{line}")?;
         }
         for note in &converted.notes {

@@ -1,6 +1,6 @@
-//! Which wave of a rollout moves a workload, by the operator's own assignment, as for a rollout that has not begun.
+//! The wave of each workload by the operator's own assignment, for a rollout that has not started.
 
-use super::decide::Namespaces;
+use super::Namespaces;
 use crate::manifest::Manifest;
 use gpu_migrate_model::crd::{GPUMigration, GPUMigrationStatus};
 use gpu_migrate_model::names;
@@ -11,29 +11,29 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// When a workload of a project that moves in waves is moved.
+/// The wave of a workload whose policy has waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum WaveOf {
     /// In this wave, from 1, of so many.
     Wave(usize, usize),
-    /// No wave reaches it.
+    /// It is in no wave.
     None,
     /// The operator does not restart it: `OnDelete`, a partition, a pause.
     ByHand,
 }
 
-/// The turns of all workloads, by `Kind/namespace/name`. Objects that waves never move (bare pods, Jobs) are not in it.
-pub(super) fn turns(
+/// The waves of all workloads, by `Kind/namespace/name`. Bare pods and Jobs are not in it.
+pub(super) fn waves(
     migrations: &[GPUMigration],
     manifests: &[Manifest],
     namespaces: &Namespaces,
     default_namespace: &str,
-) -> BTreeMap<String, Turn> {
+) -> BTreeMap<String, WaveOf> {
     if migrations.iter().all(|migration| migration.spec.rollout.waves.is_empty()) {
         return BTreeMap::new();
     }
     let listed = listed(manifests, namespaces, default_namespace);
-    let mut turns = BTreeMap::new();
+    let mut found = BTreeMap::new();
     for migration in migrations {
         let waves = &migration.spec.rollout.waves;
         if waves.is_empty() {
@@ -42,18 +42,18 @@ pub(super) fn turns(
         let (seen, _) = listed.of_policy(&migration.name_any(), &migration.spec);
         let assigned = assign(waves, &seen, &GPUMigrationStatus::default());
         for one in seen {
-            let turn = match (one.management, assigned.get(&one.key)) {
-                (Management::Unmanaged, _) => Turn::ByHand,
-                (Management::Restart, Some(wave)) => Turn::Wave(*wave as usize + 1, waves.len()),
-                (Management::Restart, None) => Turn::None,
+            let wave = match (one.management, assigned.get(&one.key)) {
+                (Management::Unmanaged, _) => WaveOf::ByHand,
+                (Management::Restart, Some(wave)) => WaveOf::Wave(*wave as usize + 1, waves.len()),
+                (Management::Restart, None) => WaveOf::None,
             };
-            turns.insert(one.key.to_string(), turn);
+            found.insert(one.key.to_string(), wave);
         }
     }
-    turns
+    found
 }
 
-/// What the operator would list of these objects. A namespace whose labels nobody gave counts as opted in, as for the webhook.
+/// What the operator would list. A namespace whose labels are not given counts as opted in, as for the webhook.
 fn listed(manifests: &[Manifest], namespaces: &Namespaces, default_namespace: &str) -> Listed {
     let mut listed = Listed::default();
     let mut used = BTreeSet::new();
@@ -83,7 +83,7 @@ fn listed(manifests: &[Manifest], namespaces: &Namespaces, default_namespace: &s
     listed
 }
 
-/// An object that is none is said where it is converted.
+/// An invalid object is reported where it is converted.
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> Option<T> {
     serde_json::from_value(object).ok()
 }

@@ -1,7 +1,8 @@
-//! The checks of what runs below the pods: container runtime, kubelet configuration, feature gates.
+//! Checks of container runtime, kubelet configuration and feature gates.
 
-use super::{Level, Report, has_cards};
+use super::{Level, Report};
 use crate::cluster::Snapshot;
+use crate::cluster::snapshot::has_cards;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::Value;
@@ -40,11 +41,11 @@ pub(super) fn runtime(snapshot: &Snapshot, report: &mut Report) {
                 None => report.add(
                     Level::Warn,
                     format!("node {name}: container runtime {runtime} {version}"),
-                    "containerd and CRI-O were tried, this one was not",
+                    "only containerd and CRI-O are tested",
                 ),
                 Some(lowest) if major_minor(&version).is_some_and(|found| found < lowest) => report.add(
                     Level::Warn,
-                    format!("node {name}: {runtime} {version} knows no CDI devices"),
+                    format!("node {name}: {runtime} {version} does not support CDI devices"),
                     "Use the device list strategies envvar or volume-mounts there, for NVIDIA's plugin and for the node agent",
                 ),
                 Some(_) => {}
@@ -65,7 +66,7 @@ pub(super) fn runtime(snapshot: &Snapshot, report: &mut Report) {
         }
     }
     report.good(match seen.is_empty() {
-        true => "no node with cards tells its runtime".to_owned(),
+        true => "no node with cards reports its runtime".to_owned(),
         false => seen.into_iter().collect::<Vec<_>>().join(", "),
     });
 }
@@ -74,7 +75,7 @@ fn text<'a>(configuration: &'a Value, pointer: &str) -> Option<&'a str> {
     configuration.pointer(pointer).and_then(Value::as_str)
 }
 
-/// What kubelets are set to that concerns devices.
+/// Kubelet settings that concern devices.
 pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
     for (node, configuration) in &snapshot.kubelets {
         let policy = text(configuration, "/topologyManagerPolicy").unwrap_or("none");
@@ -87,11 +88,15 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
         }
         for (gate, wanted, why) in [
             ("DevicePluginCDIDevices", true, "Turn it on, or use no CDI strategy"),
-            ("KubeletPodResources", true, "Turn it on: the node agent learns from it who got which device"),
+            (
+                "KubeletPodResources",
+                true,
+                "Turn it on: the node agent reads from it which container got which device",
+            ),
             (
                 "DRAExtendedResource",
                 false,
-                "See that no DeviceClass names nvidia.com/gpu: two would hand out the same cards",
+                "Make sure that no DeviceClass names nvidia.com/gpu: two drivers would allocate the same cards",
             ),
         ] {
             let set = configuration.pointer(&format!("/featureGates/{gate}")).and_then(Value::as_bool);
@@ -102,17 +107,17 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
             }
         }
     }
-    if !snapshot.asked_settings {
-        return report.good("not looked at: the kubelets' configuration is not in files".to_owned());
+    if !snapshot.settings_requested {
+        return report.good("not checked: files do not contain the kubelets' configuration".to_owned());
     }
     if snapshot.kubelets.is_empty() && snapshot.nodes.iter().any(has_cards) {
         return report.add(
             Level::Warn,
             "the kubelets' configuration could not be read".to_owned(),
-            "It takes the right to get nodes/proxy; else look at topologyManagerPolicy and featureGates yourself",
+            "It needs the right to get nodes/proxy; otherwise check topologyManagerPolicy and featureGates yourself",
         );
     }
-    report.good(format!("{} kubelets asked, nothing in the way", snapshot.kubelets.len()));
+    report.good(format!("{} kubelets checked", snapshot.kubelets.len()));
 }
 
 /// Feature gates of the API server, from its metrics.
@@ -121,7 +126,7 @@ pub(super) fn gates(snapshot: &Snapshot, report: &mut Report) {
         report.add(
             Level::Warn,
             "API server: feature gate DRAExtendedResource is on".to_owned(),
-            "See that no DeviceClass names nvidia.com/gpu: two would hand out the same cards",
+            "Make sure that no DeviceClass names nvidia.com/gpu: two drivers would allocate the same cards",
         );
     }
     for gate in ["ValidatingAdmissionPolicy", "AdmissionWebhookMatchConditions"] {
@@ -131,14 +136,14 @@ pub(super) fn gates(snapshot: &Snapshot, report: &mut Report) {
         }
     }
     if snapshot.gates.is_empty() {
-        let why = if snapshot.asked_settings {
-            "reading /metrics takes a right of its own"
+        let why = if snapshot.settings_requested {
+            "reading /metrics needs a right of its own"
         } else {
-            "they are not in files"
+            "files do not contain them"
         };
-        return report.good(format!("the API server's gates were not looked at: {why}"));
+        return report.good(format!("the API server's feature gates were not checked: {why}"));
     }
-    report.good(format!("{} of the API server's gates read, nothing in the way", snapshot.gates.len()));
+    report.good(format!("{} of the API server's feature gates checked", snapshot.gates.len()));
 }
 
 #[cfg(test)]
@@ -174,16 +179,16 @@ mod tests {
             [(Level::Good, "containerd 2.0.1".into())],
             "an old kubelet tells no handlers"
         );
-        assert!(of("containerd://1.6.20", &[])[0].1.contains("knows no CDI devices"));
+        assert!(of("containerd://1.6.20", &[])[0].1.contains("does not support CDI devices"));
         assert!(of("docker://24.0.7", &[])[0].1.contains("container runtime docker 24.0.7"));
         assert!(of("cri-o://1.30.0", &["runc"])[0].1.contains("no handler \"nvidia\" (runc)"));
     }
 
     #[test]
-    fn kubelets_and_gates_that_stand_in_the_way_are_found() {
+    fn kubelet_settings_and_gates_that_prevent_a_migration_are_found() {
         let mut snapshot = Snapshot {
             nodes: vec![node("containerd://2.0.1", &[])],
-            asked_settings: true,
+            settings_requested: true,
             ..Snapshot::default()
         };
         assert_eq!(found(&snapshot, "kubelets")[0].0, Level::Warn, "not read is said");

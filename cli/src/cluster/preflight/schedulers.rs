@@ -6,7 +6,7 @@ use gpu_migrate_model::names::Dialect;
 use serde_json::Value;
 
 /// Whether this extender decides about our resources.
-fn is_ours(extender: &Value) -> bool {
+fn is_gpu_migrate(extender: &Value) -> bool {
     let dialect = Dialect::default();
     let ours = [dialect.cores, dialect.memory];
     let managed = extender["managedResources"].as_array().into_iter().flatten();
@@ -17,18 +17,18 @@ fn is_ours(extender: &Value) -> bool {
 pub(super) fn extenders(snapshot: &Snapshot, report: &mut Report) {
     for (place, config) in &snapshot.schedulers {
         let extenders = config["extenders"].as_array().into_iter().flatten();
-        for extender in extenders.filter(|extender| is_ours(extender) && extender["ignorable"] == true) {
+        for extender in extenders.filter(|extender| is_gpu_migrate(extender) && extender["ignorable"] == true)
+        {
             let url = extender["urlPrefix"].as_str().unwrap_or_default();
             // Of a token in it nothing is to be seen.
             let host = url.rsplit('@').next().unwrap_or_default();
             report.add(
                 Level::NoGo,
                 format!("{place}: the extender {host} is ignorable"),
-                "Set ignorable: false: else pods are bound without a card whenever the extender's bind fails",
+                "Set ignorable: false: otherwise pods are bound without a card whenever the extender's bind fails",
             );
         }
     }
     let seen = snapshot.schedulers.len();
-    report
-        .good(format!("no extender is ignorable in {seen} configurations (files are looked at with --from)"));
+    report.good(format!("no extender is ignorable in {seen} configurations (pass files with --from)"));
 }
