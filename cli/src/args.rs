@@ -1,4 +1,4 @@
-//! The command line: what can be said, and the help that teaches it.
+//! The command line and its help.
 
 use crate::cluster::{ClusterArgs, Output, ReachArgs};
 use crate::exit;

@@ -1,13 +1,13 @@
-//! What the exit status says; the same for every command.
+//! Exit statuses; the same for every command.
 
 use std::process::ExitCode;
 
-/// The end of a command. A wrong command line ends with 2, which is clap's.
+/// Exit status of a command. A wrong command line exits with 2, which is clap's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
-    /// 0: done, and nothing stands in the way.
+    /// 0: done, no obstacle found.
     Done,
-    /// 3: done, and the answer is no: something cannot be converted, a check failed.
+    /// 3: done; something cannot be converted, or a check failed.
     No,
     /// 1: not done: input or cluster could not be read.
     Failed,
@@ -25,7 +25,7 @@ impl From<Exit> for ExitCode {
 
 /// For the help of every command.
 pub const HELP: &str = "Exit status:
-  0  done, and nothing stands in the way
+  0  done, no obstacle found
   1  not done: some input or the cluster could not be read (what could be read is still shown)
   2  the command line is wrong
-  3  done, and the answer is no: something cannot be converted, or a check failed";
+  3  done: something cannot be converted, or a check failed";

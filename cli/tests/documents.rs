@@ -61,7 +61,7 @@ fn every_command_in_the_documents_is_run_by_a_test() {
     assert_eq!(
         commands().difference(&listed).collect::<Vec<_>>(),
         Vec::<&String>::new(),
-        "nobody runs these"
+        "no test runs these"
     );
     assert_eq!(
         listed.difference(&commands()).collect::<Vec<_>>(),
@@ -74,7 +74,10 @@ fn every_command_in_the_documents_is_run_by_a_test() {
                 let file = root().join(format!("tests/cluster/tests/scenarios/{module}.rs"));
                 let text = std::fs::read_to_string(&file).unwrap();
                 assert!(text.contains(&format!("fn {scenario}(")), "{who} is no scenario");
-                assert!(text.contains(&format!("Book::open(cluster, \"{who}\")")), "{who} opens no book");
+                assert!(
+                    text.contains(&format!("Runbook::open(cluster, \"{who}\")")),
+                    "{who} opens no runbook"
+                );
             }
             None if who == ".ci/run" => {
                 let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();

@@ -131,7 +131,7 @@ fn verify_agrees_with_a_healthy_cluster() {
     assert_eq!(code, 0, "{out}");
     assert_eq!(
         out,
-        "no card has two kinds of holders (I1), none is overcommitted (I2): 1 nodes, 3 cards, 3 holders looked at\n"
+        "no card has two kinds of holders (I1), none is overcommitted (I2): checked 1 nodes, 3 cards, 3 holders\n"
     );
 }
 
@@ -151,7 +151,9 @@ fn verify_finds_breaches_in_either_source() {
     assert_eq!(code, 3);
     assert!(out.contains("by the annotations of its pods: I1 broken"), "{out}");
     assert!(
-        out.contains("difference: gpu-01: ns/intruder, c says it has card 1, the agent does not"),
+        out.contains(
+            "difference: gpu-01: ns/intruder, c is on card 1 by its annotations, not by the node agent"
+        ),
         "{out}"
     );
 
@@ -163,18 +165,16 @@ fn verify_finds_breaches_in_either_source() {
     assert_eq!((code, &out["holds"]), (3, &json!(false)));
     assert!(out["violations"][0].as_str().unwrap().contains("I2 broken"), "{out}");
 
-    // A card that is not there, an annotation that cannot be read, one that is missing: said, not guessed.
+    // A card that does not exist, an annotation that cannot be parsed, one that is missing: all are reported.
     let mut items = healthy();
     items.push(pod("astray", share(10), on_card(9)));
     items.push(pod("odd", share(10), json!({"tencent.com/predicate-gpu-idx-0": "one"})));
     items.push(pod("silent", share(10), json!({})));
     let (code, out, _) = run(&["verify"], &list(items));
     assert_eq!(code, 3);
-    for part in [
-        "ns/astray, c: card 9 is not on its node",
-        "ns/odd: ",
-        "ns/silent, c: no annotation says which card it has",
-    ] {
+    for part in
+        ["ns/astray, c: card 9 is not on its node", "ns/odd: ", "ns/silent, c: no annotation names its card"]
+    {
         assert!(out.contains(part), "{part}: {out}");
     }
 }
@@ -272,10 +272,7 @@ fn preflight_says_go_where_nothing_is_in_the_way() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.ends_with("\ngo\n"), "{out}");
     assert!(!out.contains("warning") && !out.contains("no-go"), "{out}");
-    assert!(
-        out.contains("ok       pods: 1 running pods would be converted, none stands in the way"),
-        "{out}"
-    );
+    assert!(out.contains("ok       pods: 1 running pods would be converted, none is an obstacle"), "{out}");
 }
 
 /// Every mistake alone is found and named; all together are all found.
@@ -285,8 +282,8 @@ fn preflight_finds_every_mistake() {
     let mistakes: [(&str, Mistake); 11] = [
         ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
-        ("says nothing of shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
-        ("registers with the kubelet itself", |c| {
+        ("has no limit on shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
+        ("registers with the kubelet directly", |c| {
             replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None));
         }),
         ("runs another GPU sharing plugin", |c| {

@@ -87,7 +87,7 @@ fn manifest(resource: &ApiResource, mut object: Value) -> Manifest {
         annotations
             .retain(|key, _| key != "kubectl.kubernetes.io/last-applied-configuration" && !is_of_choice(key));
     }
-    // A bare pod as it would be created anew: a pod with a node is left alone by the webhook.
+    // A bare pod as it would be re-created: the webhook skips a pod with a node.
     if resource.kind == "Pod"
         && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
     {

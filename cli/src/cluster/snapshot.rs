@@ -1,11 +1,11 @@
-//! What a cluster looked like at one time, as far as these commands care.
+//! The observed cluster, as far as the commands need it.
 
-use super::preflight::has_cards;
 use crate::manifest::Manifest;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use futures::StreamExt as _;
 use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
+use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ResourceQuota};

@@ -68,7 +68,7 @@ const LEASES: [&str; 4] = [
     "gpu-migrate-operator",
 ];
 
-/// What stands in the way: shared pods would lose their plugin, legacy pods theirs, or their card to a second one.
+/// Obstacles: shared pods would lose their plugin, legacy pods theirs, or their card to a second one.
 fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     let mut found = Vec::new();
     let dialect = Dialect::default();

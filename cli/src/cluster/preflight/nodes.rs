@@ -191,20 +191,17 @@ mod tests {
             settings_requested: true,
             ..Snapshot::default()
         };
-        assert_eq!(found(&snapshot, "kubelets")[0].0, Level::Warn, "not read is said");
+        assert_eq!(found(&snapshot, "kubelets")[0].0, Level::Warn, "unreadable is reported");
         snapshot.kubelets.insert("n".into(), json!({"topologyManagerPolicy": "none", "featureGates": {}}));
-        assert_eq!(
-            found(&snapshot, "kubelets"),
-            [(Level::Good, "1 kubelets asked, nothing in the way".into())]
-        );
+        assert_eq!(found(&snapshot, "kubelets"), [(Level::Good, "1 kubelets checked".into())]);
         snapshot.kubelets.insert(
             "n".into(),
             json!({"topologyManagerPolicy": "single-numa-node",
             "featureGates": {"KubeletPodResources": false, "DRAExtendedResource": true}}),
         );
-        let said = found(&snapshot, "kubelets");
+        let levels = found(&snapshot, "kubelets");
         assert_eq!(
-            said.iter().map(|(level, _)| *level).collect::<Vec<_>>(),
+            levels.iter().map(|(level, _)| *level).collect::<Vec<_>>(),
             [Level::Warn, Level::NoGo, Level::Warn]
         );
         snapshot.gates.insert("DRAExtendedResource".into(), true);
