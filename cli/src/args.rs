@@ -278,7 +278,7 @@ pub struct TranslateArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// What to print: YAML unless a table or JSON is asked for.
+    /// Output format.
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Yaml, help_heading = "Output")]
     pub output: Output,
 }

@@ -384,13 +384,13 @@ mod tests {
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": true}]},
             "spec": template(json!({}), cards)["spec"], "status": {"phase": "Running", "containerStatuses": [{"name": "c", "ready": true, "image": "", "imageID": "", "restartCount": restarts}]}})
         };
-        let sent = json!({"app": "d", "gpu-migrate.io/convert": "true"});
+        let labelled = json!({"app": "d", "gpu-migrate.io/convert": "true"});
         let (seen, counts) = listed(json!([
             namespace("a", Some("p"), "true"),
-            deployment("a", "d", sent.clone(), 2, 3),
+            deployment("a", "d", labelled.clone(), 2, 3),
             pod("old", json!({"app": "d"}), json!({}), 9, 1),
-            pod("new", sent.clone(), json!({"gpu-migrate.io/policy": "m@4"}), 2, 0),
-            pod("slipped", sent, json!({}), 0, 1),
+            pod("new", labelled.clone(), json!({"gpu-migrate.io/policy": "m@4"}), 2, 0),
+            pod("slipped", labelled, json!({}), 0, 1),
         ]))
         .of_policy("m", &policy("p"));
         let one = &seen[0];

@@ -71,7 +71,7 @@ fn is_wanted(kind: &str, object: &Value) -> bool {
     !controlled && !ended
 }
 
-/// As its owner would write it: without what the cluster added.
+/// The object as written: without what the cluster added.
 fn manifest(resource: &ApiResource, mut object: Value) -> Manifest {
     let of = |object: &Value, key: &str| object.pointer(key).and_then(Value::as_str).map(str::to_owned);
     let (name, namespace) = (of(&object, "/metadata/name"), of(&object, "/metadata/namespace"));

@@ -101,7 +101,7 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
             }
         }
     }
-    // Our own copy of NVIDIA's plugin goes as it came.
+    // The operator's own copy of NVIDIA's plugin is deleted with the rest.
     for set in snapshot.daemon_sets.iter().filter(|set| !set.labels().contains_key(names::COMPONENT)) {
         let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let variables = pod
@@ -139,8 +139,8 @@ fn clean_labels(node: &Node) -> Option<Value> {
     without_ours(node.labels()).map(|labels| json!({"metadata": {"labels": labels}}))
 }
 
-/// The patch that takes our annotations off a node or a pod. A converted pod keeps what it asked for before: only `--force`
-/// leaves such a pod behind, and then its owner will want to know.
+/// The patch that removes gpu-migrate's annotations from a node or a pod. A converted pod keeps its original request: only
+/// `--force` leaves such pods behind.
 fn clean_annotations(meta: &ObjectMeta) -> Option<Value> {
     let annotations = meta.annotations.as_ref()?;
     if annotations.contains_key(names::ORIGINAL) {
@@ -201,7 +201,7 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
             remover.named(&definition, &format!("{name}.{}", names::GROUP)).await?;
         }
     }
-    // One that its owner made for us, without our label, is the owner's.
+    // A namespace without the label was created by a user and stays.
     if snapshot.namespaces.iter().any(|namespace| {
         namespace.name_any() == args.namespace
             && namespace.labels().get(NAME).is_some_and(|value| value == OUR_NAME)
@@ -213,7 +213,7 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
         snapshot.namespaces.iter().filter(|namespace| namespace.labels().contains_key(names::OPT_IN))
     {
         let name = namespace.name_any();
-        let what = format!("label {} of namespace/{name}, which its owner set", names::OPT_IN);
+        let what = format!("label {} of namespace/{name}, set by a user", names::OPT_IN);
         if args.output == Output::Table {
             writeln!(remover.out, "left: {what}")?;
         }

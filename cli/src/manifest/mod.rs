@@ -1,6 +1,6 @@
 //! Manifests as people keep them: files, folders and stdin, YAML or JSON, several documents, Lists in Lists.
 //!
-//! Everything here is read with its origin, so that whatever is wrong with an object later can be said
+//! Everything here is read with its origin, so that whatever is wrong with an object later can be reported
 //! together with the file, the document and the line it stands in.
 
 mod object;

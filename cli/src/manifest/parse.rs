@@ -1,4 +1,4 @@
-//! From a text to its documents. YAML or JSON is told by the first character, as kubectl does it.
+//! From a text to its documents. YAML or JSON is recognised by the first character, as kubectl does it.
 
 use super::{Document, Origin, Source, source::Input};
 use serde_json::Value;
@@ -19,7 +19,7 @@ pub struct ParseError {
     pub source_name: String,
     /// The document that is broken, counted from 1.
     pub document: usize,
-    /// What the parser said, with line and column where it knows them.
+    /// The parser's message, with line and column where it knows them.
     pub reason: String,
 }
 
@@ -107,7 +107,7 @@ fn yaml_documents_here(source: &Source, text: &str) -> (Vec<Document>, Vec<Parse
 }
 
 /// kubectl's reading of YAML (1.1) where it matters: `mode: 0644` is octal, `yes` is a boolean, merge keys expand.
-/// A key that comes twice is refused, where kubectl only warns: one of the two is not what its author thinks.
+/// A duplicate key is an error, where kubectl only warns.
 fn yaml_options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: MAX_DEPTH },

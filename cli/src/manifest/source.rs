@@ -173,9 +173,9 @@ mod tests {
         let paths = [folder.path().join("absent"), binary, empty, good, PathBuf::from("-")];
         let (found, errors) = read_inputs(&paths, false, &mut "kind: Job".as_bytes());
         assert_eq!(names(&found), ["good", "-"]);
-        let said = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert!(said[0].contains("absent: cannot be read"), "{said:?}");
-        assert!(said[1].contains("byte 2 is not valid"), "{said:?}");
-        assert!(said[2].contains("add -R"), "{said:?}");
+        let errors = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(errors[0].contains("absent: cannot be read"), "{errors:?}");
+        assert!(errors[1].contains("byte 2 is not valid"), "{errors:?}");
+        assert!(errors[2].contains("add -R"), "{errors:?}");
     }
 }

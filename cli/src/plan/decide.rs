@@ -241,7 +241,7 @@ fn reason(skip: Skip) -> &'static str {
 }
 
 /// `before` is what the operator changes before the webhook sees it; `known` is an error with the name of a namespace whose
-/// labels nobody gave.
+/// labels are not given.
 fn outcome(
     manifest: &Manifest,
     place: Place,

@@ -19,7 +19,7 @@ pub fn to_yaml(value: &Value) -> String {
     serde_saphyr::to_string_with_options(value, options).unwrap_or_else(|_| format!("{value:#}\n"))
 }
 
-/// Lines of a diff are cut here: the annotation that remembers the original request is long, and nobody reads it.
+/// Lines of a diff are cut here: the annotation with the original request is long.
 const MAX_LINE: usize = 120;
 
 /// The unified diff of two objects with `context` lines around each change; empty if they are equal.

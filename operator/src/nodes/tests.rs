@@ -202,7 +202,7 @@ fn a_new_node_gets_what_its_mode_needs() {
         assert_eq!(shown(&plan.labels), expected, "{mode}");
         assert!(plan.conditions.is_empty(), "{:?}", plan.conditions);
     }
-    // NVIDIA's plugin goes straight to the kubelet only where no agent is: that must be looked at.
+    // NVIDIA's plugin registers with the kubelet only where no agent runs: the pods must be counted.
     let legacy = spec("Legacy", json!({}));
     assert!(Case::default().plan(Some(&legacy), &bare).count_pods);
     let counted = Case { pods: Some(NodePods::default()), ..Case::default() };
@@ -377,7 +377,7 @@ fn away_from_the_bridge_the_last_share_and_then_the_agent_leave_first() {
     }
     closed_node = node(&[(PLUGIN, "Bridged"), (AGENT, "none"), (CLOSED, "true")]);
     assert!(!case.plan(Some(&spec("Bridged", json!({}))), &closed_node).delete_shadow, "it stays after all");
-    // A node that leaves its pool goes the same way, to nothing.
+    // A node that leaves its pool takes the same steps, to no labels.
     let none = GPUConfigSpec::default();
     let steps = walk(&from, Some(&none), &world);
     assert_eq!(steps[0], closed);
@@ -452,7 +452,7 @@ fn a_node_gets_its_plugins_only_after_the_driver() {
     assert_eq!((shown(&waiting.labels), waiting.create), (vec![], None));
     case.runs = vec![run(InstallPhase::Failed, "install: Error, exit code 7: no kernel headers")];
     let failed = case.plan(Some(&spec), &node(&[]));
-    assert_eq!((shown(&failed.labels), failed.create.clone()), (vec![], None), "tried again only when asked");
+    assert_eq!((shown(&failed.labels), failed.create.clone()), (vec![], None), "retried only on request");
     assert!(
         conditions(&failed)[1].ends_with("not installed: install: Error, exit code 7: no kernel headers"),
         "{:?}",
@@ -510,7 +510,7 @@ const AGENT_TEMPLATE: &str = "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {n
 #[test]
 fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     let templates = Templates::from([("node-agent.yaml".into(), AGENT_TEMPLATE.into())]);
-    let asks = Labels::from([("gpu-migrate.io/run-node-agent", "none".into())]);
+    let labels = Labels::from([("gpu-migrate.io/run-node-agent", "none".into())]);
     let there = BTreeMap::from([("gpu-migrate-bridge".to_owned(), "node-agent".to_owned())]);
     let none = sets([].iter(), &BTreeMap::new(), &templates, "sys");
     assert_eq!(
@@ -518,7 +518,7 @@ fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
         (0, 0, 0),
         "a cluster without cards"
     );
-    let first = sets([&asks].into_iter(), &BTreeMap::new(), &templates, "sys");
+    let first = sets([&labels].into_iter(), &BTreeMap::new(), &templates, "sys");
     let (component, set) = &first.apply[0];
     assert_eq!((*component, set["metadata"]["namespace"].as_str()), (Component::ALL[0], Some("sys")));
     assert_eq!(
@@ -527,8 +527,8 @@ fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     );
     assert_eq!(sets([].iter(), &there, &templates, "sys").delete, ["gpu-migrate-bridge"]);
     let renamed = BTreeMap::from([("old".to_owned(), "node-agent".to_owned())]);
-    assert_eq!(sets([&asks].into_iter(), &renamed, &templates, "sys").delete, ["old"]);
-    let broken = sets([&asks].into_iter(), &there, &Templates::new(), "sys");
+    assert_eq!(sets([&labels].into_iter(), &renamed, &templates, "sys").delete, ["old"]);
+    let broken = sets([&labels].into_iter(), &there, &Templates::new(), "sys");
     assert_eq!(
         (broken.apply.len(), broken.delete.len(), broken.problems.len()),
         (0, 0, 1),
@@ -538,22 +538,22 @@ fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
 
 #[test]
 fn a_bad_template_is_named() {
-    let said = |text: &str| {
+    let error = |text: &str| {
         let templates = Templates::from([("node-agent.yaml".into(), text.into())]);
         daemon_set(Component::ALL[0], &templates, "sys").unwrap_err().to_string()
     };
     let replaced = |from: &str, to: &str| AGENT_TEMPLATE.replace(from, to);
-    assert!(said("{").starts_with("ConfigMap gpu-migrate-templates, key node-agent.yaml: "));
+    assert!(error("{").starts_with("ConfigMap gpu-migrate-templates, key node-agent.yaml: "));
     assert!(
-        said(&replaced("DaemonSet", "Deployment")).ends_with("kind is \"Deployment\"; expected DaemonSet")
+        error(&replaced("DaemonSet", "Deployment")).ends_with("kind is \"Deployment\"; expected DaemonSet")
     );
     assert!(
-        said(&replaced("labels: {a: b}", "labels: {a: c}")).contains(
+        error(&replaced("labels: {a: b}", "labels: {a: c}")).contains(
             "spec.selector.matchLabels is {\"a\":\"b\"}; expected labels that the pod template has"
         )
     );
     assert!(
-        said(&replaced("containers: [{name: bridge, image: x}]", "containers: []"))
+        error(&replaced("containers: [{name: bridge, image: x}]", "containers: []"))
             .contains("spec.template.spec.containers")
     );
     let always = Templates::from([("d".into(), format!("{INSTALLER}  restartPolicy: Always\n"))]);

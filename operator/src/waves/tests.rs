@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    fn sent(&self) -> BTreeSet<usize> {
+    fn labelled(&self) -> BTreeSet<usize> {
         (0..self.pods.len()).filter(|n| self.pods[*n].labelled).collect()
     }
 
@@ -139,13 +139,16 @@ fn named(numbers: &[usize]) -> Wave {
 fn three_waves_go_one_after_the_other() {
     let mut world = World::new(3, vec![named(&[1]), named(&[0]), percent(100)]);
     world.tick();
-    assert_eq!((world.status.phase, world.status.wave, world.sent()), (Phase::Running, Some(0), [1].into()));
+    assert_eq!(
+        (world.status.phase, world.status.wave, world.labelled()),
+        (Phase::Running, Some(0), [1].into())
+    );
     world.ticks(2);
-    assert_eq!((world.status.phase, world.sent()), (Phase::Gating, [1].into()), "ready, and watched");
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Gating, [1].into()), "ready, soaking");
     world.ticks(4);
-    assert_eq!((world.status.wave, world.sent()), (Some(1), [0, 1].into()));
+    assert_eq!((world.status.wave, world.labelled()), (Some(1), [0, 1].into()));
     world.ticks(20);
-    assert_eq!((world.status.phase, world.sent()), (Phase::Complete, [0, 1, 2].into()));
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Complete, [0, 1, 2].into()));
     assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveStarted", "Complete"]);
     assert!(world.status.workloads.iter().all(|w| w.state == WorkloadState::Ready));
     let decision = world.tick();
@@ -157,7 +160,10 @@ fn a_failed_second_wave_is_rolled_back_and_the_first_stays() {
     let mut world = World::new(4, vec![named(&[0]), named(&[1, 2]), percent(100)]);
     world.pods[2].breaks = true;
     world.ticks(60);
-    assert_eq!((world.status.phase, world.status.wave, world.sent()), (Phase::Failed, Some(1), [0].into()));
+    assert_eq!(
+        (world.status.phase, world.status.wave, world.labelled()),
+        (Phase::Failed, Some(1), [0].into())
+    );
     assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveFailed", "WaveRolledBack"]);
     let state = |n: usize| world.status.workloads.iter().find(|w| w.name == format!("w{n}")).unwrap().state;
     assert_eq!(
@@ -165,12 +171,12 @@ fn a_failed_second_wave_is_rolled_back_and_the_first_stays() {
         [WorkloadState::Ready, WorkloadState::RolledBack, WorkloadState::RolledBack, WorkloadState::Pending]
     );
     world.ticks(100);
-    assert_eq!(world.sent(), [0].into(), "it does not try again by itself");
+    assert_eq!(world.labelled(), [0].into(), "it does not retry by itself");
     world.pods[2].breaks = false;
     world.edit(|_| ());
     world.ticks(60);
     assert_eq!(
-        (world.status.phase, world.sent().len()),
+        (world.status.phase, world.labelled().len()),
         (Phase::Complete, 4),
         "it does once the policy is edited"
     );
@@ -180,9 +186,9 @@ fn a_failed_second_wave_is_rolled_back_and_the_first_stays() {
 fn the_reason_names_the_workload_and_the_limit() {
     let mut world = World::new(1, vec![percent(100)]);
     world.pods[0].breaks = true;
-    let said = (0..40).map(|_| world.tick().message).find(|why| why.contains("failed")).unwrap();
+    let message = (0..40).map(|_| world.tick().message).find(|why| why.contains("failed")).unwrap();
     assert_eq!(
-        said,
+        message,
         "wave 1 of 1 failed: 1 of 1 workloads not ready, no progress for 100 s; first Deployment/ns/w0"
     );
 }
@@ -200,7 +206,7 @@ fn pause_stops_the_wave_and_resume_restarts_its_deadline() {
     world.tick();
     world.edit(|spec| spec.rollout.paused = true);
     world.ticks(200);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Paused, 1));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Paused, 1));
     world.edit(|spec| spec.rollout.paused = false);
     world.ticks(30);
     assert_eq!(world.status.phase, Phase::Complete);
@@ -213,13 +219,13 @@ fn a_rollback_reverts_all_and_can_be_reversed() {
     assert_eq!(world.status.phase, Phase::Complete);
     world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(3);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::RollingBack, 2));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::RollingBack, 2));
     world.edit(|spec| spec.rollout.direction = Direction::Forward);
     world.ticks(60);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Complete, 4));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 4));
     world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(60);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Idle, 0));
     assert_eq!(world.events.last().unwrap(), "RolledBack");
 }
 
@@ -231,9 +237,9 @@ fn a_workload_that_never_becomes_ready_does_not_block_the_rollback() {
     world.pods[1].labelled = false;
     world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     world.ticks(5);
-    assert_eq!(world.sent().len(), 3, "it waits a while");
+    assert_eq!(world.labelled().len(), 3, "it waits a while");
     world.ticks(100);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Idle, 0));
 }
 
 #[test]
@@ -245,10 +251,10 @@ fn the_query_decides_after_the_soak() {
     assert!(asked.is_some() && world.status.phase == Phase::Gating);
     world.answer = Some(Err("connection refused".into()));
     world.ticks(100);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Gating, 1), "an unanswered query waits");
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Gating, 1), "an unanswered query waits");
     world.answer = Some(Ok(0.6));
     world.ticks(5);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Failed, 0));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Failed, 0));
     world.edit(|_| ());
     world.answer = Some(Ok(0.5));
     world.ticks(20);
@@ -282,11 +288,11 @@ fn what_is_not_enforced_is_not_touched() {
         let mut world = World::new(3, vec![percent(100)]);
         world.spec.mode = mode;
         world.ticks(10);
-        assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+        assert_eq!((world.status.phase, world.labelled().len()), (Phase::Idle, 0));
     }
     let mut world = World::new(3, vec![]);
     world.ticks(10);
-    assert_eq!((world.status.phase, world.sent().len()), (Phase::Idle, 0));
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Idle, 0));
 }
 
 #[test]
@@ -345,7 +351,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 
 impl World {
     fn happen(&mut self, happening: &Happening) {
-        let before = (self.status.clone(), self.sent());
+        let before = (self.status.clone(), self.labelled());
         match happening {
             Happening::Tick => drop(self.tick()),
             Happening::CrashAfter(done) => {
@@ -390,7 +396,7 @@ impl World {
         labelled_before: &BTreeSet<usize>,
         what: &Happening,
     ) {
-        let now = self.sent();
+        let now = self.labelled();
         let newly = now.difference(labelled_before).count();
         let moving = self.pods.iter().filter(|p| p.labelled && p.left > 0).count();
         assert!(newly <= self.spec.rollout.max_unavailable as usize, "{what:?}: {newly} at once");
@@ -398,7 +404,7 @@ impl World {
             assert!(moving <= self.spec.rollout.max_unavailable as usize, "{what:?}: {moving} under way");
             assert!(!self.spec.rollout.paused, "nothing is begun while paused");
         }
-        // Nothing that was sent in an earlier wave goes back because a later one failed.
+        // Workloads of earlier waves are not rolled back when a later one fails.
         if before.phase == Phase::RollingBack && self.status.phase == Phase::RollingBack {
             assert_eq!(before.wave, self.status.wave);
         }
@@ -446,7 +452,7 @@ proptest! {
         prop_assert!(world.pods.iter().all(|pods| pods.labelled));
     }
 
-    /// A wave is not begun before every workload of the waves before it has arrived.
+    /// A wave does not start before every workload of the waves before it is converted.
     #[test]
     fn waves_run_in_order(workloads in 1..8usize, first in 1..100u32, at_once in 1..4u32) {
         let mut world = World::new(workloads, vec![percent(first), percent(100)]);

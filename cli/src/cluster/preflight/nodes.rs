@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(
             of("containerd://2.0.1", &[]),
             [(Level::Good, "containerd 2.0.1".into())],
-            "an old kubelet tells no handlers"
+            "an old kubelet reports no handlers"
         );
         assert!(of("containerd://1.6.20", &[])[0].1.contains("does not support CDI devices"));
         assert!(of("docker://24.0.7", &[])[0].1.contains("container runtime docker 24.0.7"));
