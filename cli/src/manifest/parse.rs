@@ -84,7 +84,7 @@ fn yaml_documents(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError
 fn yaml_documents_here(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError>) {
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     let mut bytes = text.as_bytes();
-    let stream = serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut bytes, yaml_options());
+    let stream = serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut bytes, yaml_options(text.len()));
     for (index, document) in stream.enumerate() {
         match document {
             Ok(spanned) => {
@@ -108,9 +108,16 @@ fn yaml_documents_here(source: &Source, text: &str) -> (Vec<Document>, Vec<Parse
 
 /// kubectl's reading of YAML (1.1) where it matters: `mode: 0644` is octal, `yes` is a boolean, merge keys expand.
 /// A duplicate key is an error, where kubectl only warns.
-fn yaml_options() -> Options {
+///
+/// Limits on nodes and events grow with the text: a dump of a cluster is readable, and aliases still cannot multiply it.
+fn yaml_options(length: usize) -> Options {
     serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_depth: MAX_DEPTH },
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            max_documents: length.max(1024),
+            max_nodes: length.max(250_000),
+            max_events: length.saturating_mul(2).max(1_000_000),
+        },
         duplicate_keys: DuplicateKeyPolicy::Error,
         merge_keys: MergeKeyPolicy::Merge,
         legacy_octal_numbers: true,
@@ -125,6 +132,15 @@ mod tests {
 
     fn read(name: &str, text: &str) -> (Vec<Document>, Vec<ParseError>) {
         documents(&Input { source: Source::File(name.into()), text: text.to_owned() })
+    }
+
+    #[test]
+    fn the_dump_of_a_large_cluster_is_readable() {
+        let pod = "- {kind: Pod, apiVersion: v1, metadata: {name: p, labels: {a: b, c: d, e: f, g: h}}}\n";
+        let text = format!("kind: List\napiVersion: v1\nitems:\n{}", pod.repeat(20_000));
+        let (found, errors) = read("dump.yaml", &text);
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(found[0].value["items"].as_array().unwrap().len(), 20_000);
     }
 
     #[test]
