@@ -352,3 +352,13 @@ fn bad_dumps_are_errors_and_changes_need_a_cluster() {
     assert_eq!(code, 0);
     assert!(out.contains("No node reports its cards"), "{out}");
 }
+
+#[test]
+fn nothing_to_check_and_an_unknown_node_are_no_success() {
+    let (code, out, _) = run(&["verify"], &list(Vec::new()));
+    assert_eq!(code, 3);
+    assert!(out.contains("nothing was checked"), "{out}");
+    let (code, out, _) = run(&["status", "nope"], &list(healthy()));
+    assert_eq!(code, 3);
+    assert_eq!(out, "node nope: no GPUShadow; there are gpu-01\n");
+}

@@ -13,6 +13,16 @@ const LEGEND: &str =
     "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders";
 
 pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> Answer {
+    if let Some(name) = node
+        && !snapshot.shadows.iter().any(|shadow| shadow.name_any() == name)
+    {
+        let known = snapshot.shadows.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
+        let text = format!(
+            "node {name}: no GPUShadow; there are {}\n",
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        );
+        return Answer { text, value: json!({"nodes": [], "projects": []}), exit: Exit::No };
+    }
     let mut shadows =
         snapshot.shadows.iter().filter(|s| node.is_none_or(|n| s.name_any() == n)).collect::<Vec<_>>();
     // The operator also writes GPUShadows of nodes without an agent: shown only with a problem.
