@@ -80,7 +80,7 @@ fn the_map_shows_every_card_at_a_glance() {
     insta::assert_snapshot!(out, @"
     NODE    FREE  0   1  2  3     4     5
     gpu-01  1/6   80  L  ·  down  cord  both
-    · free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds found
+    · free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders
 
     POLICY  PROJECT  MODE     PHASE   WAVE  SHARED  LEGACY  WHY
     danlu   danlu    Enforce  Gating  1/2   2       1       wave 1 of 2: watched
@@ -142,9 +142,9 @@ fn verify_finds_breaches_in_either_source() {
     items[0]["status"]["cards"][1]["holders"] = json!([legacy_holder("old"), share_holder("a", 10)]);
     let (code, out, _) = run(&["verify"], &list(items));
     assert_eq!(code, 3);
-    assert!(out.contains("gpu-01, as its agent reports: I1 broken"), "{out}");
+    assert!(out.contains("gpu-01, by its node agent: I1 broken"), "{out}");
 
-    // The agent knows nothing of it, but the pods' annotations say so.
+    // Only the annotations of the pods show it.
     let mut items = healthy();
     items.push(pod("intruder", share(10), on_card(1)));
     let (code, out, _) = run(&["verify"], &list(items));

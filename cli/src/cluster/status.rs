@@ -16,7 +16,7 @@ pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> 
     if let Some(name) = node
         && !snapshot.shadows.iter().any(|shadow| shadow.name_any() == name)
     {
-        let known = snapshot.shadows.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
+        let known = snapshot.shadows.iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>();
         let text = format!(
             "node {name}: no GPUShadow; there are {}\n",
             if known.is_empty() { "none".to_owned() } else { known.join(", ") }
