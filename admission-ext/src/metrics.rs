@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -86,6 +87,8 @@ pub struct Metrics {
     pub ready: Gauge,
     /// Calls without a valid certificate or token.
     pub unauthorized: Counter,
+    /// Objects of the watches that could not be read.
+    pub skipped_objects: SkippedObjects,
 }
 
 /// From 100 µs to 25 s, as a bind may be held for a gang.
@@ -114,8 +117,10 @@ impl Metrics {
             requeues: Counter::default(),
             ready: Gauge::default(),
             unauthorized: Counter::default(),
+            skipped_objects: SkippedObjects::default(),
         };
         let m = &metrics;
+        m.skipped_objects.register(registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the program", Info::new(version));
         registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());

@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand, ValueEnum};
-use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Limits, Options, Source, wall_clock};
-use gpu_migrate_leader::{self as leader, Candidate};
+use clap::{Parser, Subcommand};
+use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Options, Source, wall_clock};
 use gpu_migrate_model::names;
+use gpu_migrate_runtime::leader::{self, Candidate};
+use gpu_migrate_runtime::serve::{Limits, serve};
+use gpu_migrate_runtime::{LogFormat, Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
+use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -22,7 +25,7 @@ use crate::engine::{Engine, Leads, Settings, machine_clock, requeue};
 use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
 use crate::metrics::Metrics;
-use crate::serve::{self, auth::Callers};
+use crate::serve::{auth::Callers, verbs};
 use crate::state::Freed;
 use crate::state::pod::Rules;
 use crate::{snapshot, watch};
@@ -91,12 +94,12 @@ pub struct Args {
     /// Namespace of the Lease
     #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
     namespace: String,
-    /// Name of this replica in the Lease: the pod's name
-    #[arg(long, env = "GPU_MIGRATE_IDENTITY", default_value_t = default_identity())]
-    identity: String,
+    /// Name of this replica in the Lease [default: HOST-PID]
+    #[arg(long, env = "GPU_MIGRATE_IDENTITY")]
+    identity: Option<String>,
     /// Form of the log
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
-    log_format: LogFormat,
+    pub log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
@@ -111,37 +114,20 @@ enum Command {
     },
 }
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// For machines.
-    Json,
-}
-
 /// Which Lease, and who we are.
 struct Election {
     namespace: String,
     identity: String,
 }
 
-fn default_identity() -> String {
-    std::env::var("HOSTNAME").unwrap_or_else(|_| format!("extender-{}", std::process::id()))
-}
+/// How long the server and the other tasks may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(16);
 
-/// What the process serves until it is told to stop.
-struct Served {
-    engine: Arc<Engine>,
-    registry: Arc<Registry>,
-    callers: Callers,
-}
-
-/// Parses nothing, reads nothing from the environment: runs with `args` until SIGTERM or SIGINT.
+/// Runs with `args` until `shutdown`. Parses nothing, reads nothing from the environment.
 ///
 /// # Errors
 /// With a text for the owner: a flag that cannot be followed, a port that is taken, a snapshot that cannot be read.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     // Exhaustive, so that a flag that nobody reads does not compile.
     let Args {
         command,
@@ -161,13 +147,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         leader_elect,
         namespace,
         identity,
-        log_format,
+        log_format: _,
     } = args;
-    init_log(log_format);
     if let Some(Command::GenerateSnapshot { shape, output }) = command {
         return generate(shape, &output);
     }
-    let stop = stop_on_signal()?;
+    let mut tasks = Tasks::new(shutdown);
 
     let open = client_ca_file.is_none() && token_file.is_none();
     anyhow::ensure!(
@@ -199,7 +184,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             };
             let (certs, keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
             certs.register_metrics(&mut registry);
-            tokio::spawn(keeper.run(stop.clone()));
+            tasks.spawn("certificates", keeper.run(tasks.stop()));
             let clients = client_ca_file.map(|ca_file| ClientAuth { ca_file, names: client_names });
             Some(certs.server_config(clients.as_ref())?)
         }
@@ -208,13 +193,26 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (engine, requeues) = match snapshot {
         Some(path) => standalone(&path, settings, metrics)?,
         None => {
+            let identity = identity.unwrap_or_else(default_identity);
             let election = leader_elect.then_some(Election { namespace, identity });
-            cluster(kubeconfig, election, settings, metrics, &stop).await?
+            let client = client::connect(kubeconfig.as_deref(), None)
+                .await
+                .context("a cluster is needed without --snapshot")?;
+            cluster(&mut tasks, client, election, settings, metrics)
         }
     };
-    background(&engine, requeues, &stop);
-    let served = Served { engine, registry: Arc::new(registry), callers };
-    served.until(stop, bind, &metrics_bind, tls).await
+    background(&mut tasks, &engine, requeues);
+
+    let ready = {
+        let engine = Arc::clone(&engine);
+        move || engine.not_ready().map_or(Ok(()), |why| Err(why.to_owned()))
+    };
+    admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), ready)).await?;
+    let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
+    tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
+    let service = TowerToHyperService::new(verbs(engine, callers));
+    tasks.spawn("scheduler server", serve(listener, tls, service, Limits::default(), tasks.stop()));
+    Ok(tasks.run(SHUTDOWN).await?)
 }
 
 fn generate(shape: Shape, output: &std::path::Path) -> anyhow::Result<()> {
@@ -245,65 +243,71 @@ fn standalone(path: &std::path::Path, settings: Settings, metrics: Metrics) -> a
     Ok((engine, requeues))
 }
 
-async fn cluster(
-    kubeconfig: Option<PathBuf>,
+fn cluster(
+    tasks: &mut Tasks,
+    client: Client,
     election: Option<Election>,
     settings: Settings,
     metrics: Metrics,
-    stop: &CancellationToken,
-) -> anyhow::Result<Parts> {
-    let client = client(kubeconfig).await?;
+) -> Parts {
     let rules = settings.rules.clone();
     let api: Arc<dyn Api> = Arc::new(Kube::new(client.clone(), rules, settings.api_timeout));
     let (engine, requeues) = Engine::new(api, settings, machine_clock(), metrics);
-    let Some(election) = election else {
-        tokio::spawn(watch::run(Arc::clone(&engine), client));
-        engine.set_leading(Leads::Alone);
-        return Ok((engine, requeues));
-    };
-    let lease = format!("{}-extender", names::SCHEDULER);
-    let mut candidate = Candidate::new(client.clone(), &election.namespace, &lease, &election.identity);
-    let (leading, stop) = (Arc::clone(&engine), stop.clone());
-    tokio::spawn(async move {
-        let watching = Arc::clone(&leading);
-        // Listed only now: after everything that the old leader can have bound.
-        let elected = || drop(tokio::spawn(watch::run(watching, client)));
-        let until = |until| leading.set_leading(Leads::Until(until));
-        leader::run(&mut candidate, stop.clone(), elected, until).await;
-        leading.set_leading(Leads::Not);
-        stop.cancel();
-    });
-    Ok((engine, requeues))
-}
-
-async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Client> {
-    let config = match kubeconfig {
-        Some(path) => {
-            let read = kube::config::Kubeconfig::read_from(&path)
-                .with_context(|| format!("--kubeconfig {}", path.display()))?;
-            kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?
+    let elected = CancellationToken::new();
+    match election {
+        None => {
+            engine.set_leading(Leads::Alone);
+            elected.cancel();
         }
-        None => kube::Config::infer()
-            .await
-            .context("no cluster: give --kubeconfig, or --snapshot to run without one")?,
-    };
-    Ok(kube::Client::try_from(config)?)
+        Some(Election { namespace, identity }) => {
+            let lease = format!("{}-extender", names::SCHEDULER);
+            let candidate = Candidate::new(client.clone(), &namespace, &lease, &identity);
+            tasks.spawn(
+                "leader election",
+                elect(candidate, Arc::clone(&engine), elected.clone(), tasks.stop()),
+            );
+        }
+    }
+    let (watching, stop) = (Arc::clone(&engine), tasks.stop());
+    tasks.spawn("watches", async move {
+        let watches = async {
+            // Listed only now: after everything that the old leader can have bound.
+            elected.cancelled().await;
+            watch::run(watching, client).await;
+        };
+        stop.run_until_cancelled(watches).await;
+    });
+    (engine, requeues)
 }
 
-/// Looks up doubtful binds, and requeues the pods that wait for room which the scheduler cannot see.
-fn background(engine: &Arc<Engine>, mut requeues: UnboundedReceiver<Freed>, stop: &CancellationToken) {
-    let unconfirmed = Arc::clone(engine);
-    let until = stop.clone();
-    tokio::spawn(until.run_until_cancelled_owned(async move {
+/// Runs for the Lease. Returns, and so ends the process, when it was ours and is lost.
+async fn elect(
+    mut candidate: Candidate,
+    engine: Arc<Engine>,
+    elected: CancellationToken,
+    stop: CancellationToken,
+) {
+    let until = |until| engine.set_leading(Leads::Until(until));
+    leader::run(&mut candidate, stop, || elected.cancel(), until).await;
+    engine.set_leading(Leads::Not);
+}
+
+/// Looks up binds with unknown outcome, and requeues the pods that wait for capacity which the scheduler cannot see.
+fn background(tasks: &mut Tasks, engine: &Arc<Engine>, mut requeues: UnboundedReceiver<Freed>) {
+    let (unconfirmed, stop) = (Arc::clone(engine), tasks.stop());
+    let look_up = async move {
         let mut every = tokio::time::interval(Duration::from_secs(1));
         loop {
             every.tick().await;
             unconfirmed.resolve_unconfirmed().await;
             unconfirmed.lift_gates().await;
         }
-    }));
-    let requeuer = Arc::clone(engine);
-    tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+    };
+    tasks.spawn("look-up of unconfirmed binds", async move {
+        stop.run_until_cancelled(look_up).await;
+    });
+    let (requeuer, stop) = (Arc::clone(engine), tasks.stop());
+    let requeue = async move {
         let mut freed = Vec::new();
         // What could not be written is told again: there is always something to wait for.
         while !freed.is_empty() || requeues.recv_many(&mut freed, usize::MAX).await > 0 {
@@ -313,69 +317,8 @@ fn background(engine: &Arc<Engine>, mut requeues: UnboundedReceiver<Freed>, stop
             }
             freed = requeuer.requeue(freed).await;
         }
-    }));
-}
-
-impl Served {
-    async fn until(
-        self,
-        stop: CancellationToken,
-        bind: SocketAddr,
-        metrics_bind: &str,
-        tls: Option<Arc<rustls::ServerConfig>>,
-    ) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
-        tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
-        if !metrics_bind.is_empty() {
-            let plain = TcpListener::bind(metrics_bind)
-                .await
-                .with_context(|| format!("--metrics-bind {metrics_bind}"))?;
-            let router = serve::health(Arc::clone(&self.engine), self.registry);
-            let service = TowerToHyperService::new(router);
-            tokio::spawn(gpu_migrate_certs::serve::serve(
-                plain,
-                None,
-                service,
-                Limits::default(),
-                stop.clone(),
-            ));
-        }
-        let router = TowerToHyperService::new(serve::verbs(self.engine, self.callers));
-        gpu_migrate_certs::serve::serve(listener, tls, router, Limits::default(), stop).await;
-        Ok(())
-    }
-}
-
-fn init_log(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("GPU_MIGRATE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
-    // A second initialisation, in tests, is no error worth dying of.
-    let _ = match format {
-        LogFormat::Text => log.try_init(),
-        LogFormat::Json => log.json().try_init(),
     };
-}
-
-/// Cancelled by the first SIGTERM or SIGINT; the second ends the process at once.
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let stop = CancellationToken::new();
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let told = stop.clone();
-    tokio::spawn(async move {
-        for count in 0.. {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-            if count > 0 {
-                std::process::exit(130);
-            }
-            told.cancel();
-        }
+    tasks.spawn("requeue of waiting pods", async move {
+        stop.run_until_cancelled(requeue).await;
     });
-    Ok(stop)
 }

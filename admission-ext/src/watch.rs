@@ -1,20 +1,19 @@
 //! Watches of Pods, Nodes, GPUShadows and the one GPUConfig, stripped while they are read: what is not needed is never built.
 //!
-//! They run for ever; `kube`'s watcher lists again after an error. An object that cannot be read is skipped with a
-//! warning, so that one odd object does not blind the extender.
+//! They run for ever; `kube`'s watcher lists again after an error. A malformed custom resource is skipped: what was known of it
+//! stays. Pods and Nodes are of types that the API server itself validates; they are read straight into what is needed.
 
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use gpu_migrate_model::crd::{GPUConfig, GPUConfigSpec, GPUShadow};
 use gpu_migrate_model::view::{PodView, Watched, WatchedPod};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, Resource};
-use tokio::sync::watch;
+use gpu_migrate_runtime::watch::{Update, watch, watch_guarded};
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{Config, Event};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::watch::{Sender, channel};
 
 use crate::engine::Engine;
 use crate::state::node::{NodeFacts, ShadowFacts};
@@ -40,7 +39,7 @@ impl Synced {
 
 /// Keeps `engine` up to date until it is dropped. Sets it synced once all have been listed.
 pub async fn run(engine: Arc<Engine>, client: Client) {
-    let (synced, mut seen) = watch::channel(Synced::default());
+    let (synced, mut seen) = channel(Synced::default());
     let pods = watch_pods(Arc::clone(&engine), client.clone(), &synced);
     let nodes = watch_nodes(Arc::clone(&engine), client.clone(), &synced);
     let shadows = watch_shadows(Arc::clone(&engine), client.clone(), &synced);
@@ -59,25 +58,29 @@ pub async fn run(engine: Arc<Engine>, client: Client) {
 /// Every pod that has not finished. A pod that finishes leaves the selection, which the watch tells as a deletion.
 const UNFINISHED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
-    let config = watcher::Config::default().fields(UNFINISHED);
+async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+    let config = Config::default().fields(UNFINISHED);
     // What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
     let mut unlisted = HashSet::<Arc<str>>::new();
-    follow(Api::<WatchedPod>::all(client), config, &|| {}, |event| match event {
-        Event::Init => {
-            unlisted = engine.read(|cluster| cluster.pods().map(|pod| Arc::clone(&pod.uid)).collect());
-        }
-        Event::InitApply(pod) => {
-            unlisted.remove(&*pod.view.metadata.uid);
-            apply_pod(&engine, &pod.view);
-        }
-        Event::InitDone => {
-            unlisted.drain().for_each(|uid| engine.remove_pod(&uid));
-            synced.send_modify(|synced| synced.pods = true);
-        }
-        Event::Apply(pod) => apply_pod(&engine, &pod.view),
-        Event::Delete(pod) => engine.remove_pod(&pod.view.metadata.uid),
-    })
+    follow(
+        watch(Api::<WatchedPod>::all(client), config),
+        || {},
+        |event| match event {
+            Event::Init => {
+                unlisted = engine.read(|cluster| cluster.pods().map(|pod| Arc::clone(&pod.uid)).collect());
+            }
+            Event::InitApply(pod) => {
+                unlisted.remove(&*pod.view.metadata.uid);
+                apply_pod(&engine, &pod.view);
+            }
+            Event::InitDone => {
+                unlisted.drain().for_each(|uid| engine.remove_pod(&uid));
+                synced.send_modify(|synced| synced.pods = true);
+            }
+            Event::Apply(pod) => apply_pod(&engine, &pod.view),
+            Event::Delete(pod) => engine.remove_pod(&pod.view.metadata.uid),
+        },
+    )
     .await;
 }
 
@@ -90,13 +93,16 @@ fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
     }
 }
 
-async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
     let mut listed = HashSet::<String>::new();
     let apply = |node: &NodeView<'_>| {
         engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().rules.dialect));
     };
-    follow(Api::<Watched<NodeView<'static>>>::all(client), watcher::Config::default(), &|| {}, |event| {
-        match event {
+    let updates = watch(Api::<Watched<NodeView<'static>>>::all(client), Config::default());
+    follow(
+        updates,
+        || {},
+        |event| match event {
             Event::Init => listed.clear(),
             Event::InitApply(node) => {
                 listed.insert(node.view.metadata.name.to_string());
@@ -110,24 +116,26 @@ async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &watch::Sender
             }
             Event::Apply(node) => apply(&node.view),
             Event::Delete(node) => engine.remove_node(&node.view.metadata.name),
-        }
-    })
+        },
+    )
     .await;
 }
 
-async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
     let mut listed = HashSet::<String>::new();
-    let apply = |shadow: &GPUShadow| {
-        let (Some(name), Some(status)) = (&shadow.metadata.name, &shadow.status) else { return };
-        engine.set_shadow(name, ShadowFacts::read(status));
+    let apply = |shadow: DeserializeGuard<GPUShadow>| {
+        let Ok(GPUShadow { metadata, status: Some(status), .. }) = shadow.0 else { return };
+        engine.set_shadow(&metadata.name.unwrap_or_default(), ShadowFacts::read(&status));
     };
-    // Without the definition no bridge has published anything: every node is known by its capacity alone.
+    let api = Api::<DeserializeGuard<GPUShadow>>::all(client);
+    // Without the definition no node agent has published anything: every node is known by its capacity alone.
     let undefined = || synced.send_modify(|synced| synced.shadows = true);
-    follow(Api::<GPUShadow>::all(client), watcher::Config::default(), &undefined, |event| match event {
+    let updates = watch_guarded(api, Config::default(), engine.metrics().skipped_objects.clone());
+    follow(updates, undefined, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(shadow) => {
-            listed.extend(shadow.metadata.name.clone());
-            apply(&shadow);
+            listed.insert(shadow.name_any());
+            apply(shadow);
         }
         Event::InitDone => {
             for name in names_besides(&engine, &listed) {
@@ -135,35 +143,35 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &watch::Send
             }
             synced.send_modify(|synced| synced.shadows = true);
         }
-        Event::Apply(shadow) => apply(&shadow),
-        Event::Delete(shadow) => {
-            if let Some(name) = &shadow.metadata.name {
-                engine.remove_shadow(name);
-            }
-        }
+        Event::Apply(shadow) => apply(shadow),
+        Event::Delete(shadow) => engine.remove_shadow(&shadow.name_any()),
     })
     .await;
 }
 
-async fn watch_config(engine: Arc<Engine>, client: Client, synced: &watch::Sender<Synced>) {
+async fn watch_config(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+    let api = Api::<DeserializeGuard<GPUConfig>>::all(client);
     let undefined = || synced.send_modify(|synced| synced.config = true);
-    let mut listed = GPUConfigSpec::default();
-    follow(Api::<GPUConfig>::all(client), watcher::Config::default(), &undefined, |event| match event {
-        Event::Init => listed = GPUConfigSpec::default(),
-        Event::InitApply(config) => listed = config.spec,
+    // The new configuration; `None` where it is malformed and the former one stays.
+    let mut listed = Some(GPUConfigSpec::default());
+    let updates = watch_guarded(api, Config::default(), engine.metrics().skipped_objects.clone());
+    follow(updates, undefined, |event| match event {
+        Event::Init => listed = Some(GPUConfigSpec::default()),
+        Event::InitApply(config) => listed = config.0.ok().map(|config| config.spec),
         Event::InitDone => {
-            engine.set_config(std::mem::take(&mut listed));
+            if let Some(spec) = listed.take() {
+                engine.set_config(spec);
+            }
             synced.send_modify(|synced| synced.config = true);
         }
-        Event::Apply(config) => engine.set_config(config.spec),
+        Event::Apply(config) => {
+            if let Ok(config) = config.0 {
+                engine.set_config(config.spec);
+            }
+        }
         Event::Delete(_) => engine.set_config(GPUConfigSpec::default()),
     })
     .await;
-}
-
-/// The custom resource is not defined in this cluster.
-fn is_undefined(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {
@@ -173,29 +181,17 @@ fn names_besides(engine: &Engine, listed: &HashSet<String>) -> Vec<Arc<str>> {
     })
 }
 
-/// How often it is looked whether a resource is defined by now.
-const UNDEFINED: Duration = Duration::from_secs(30);
-
-/// Hands every event to `on`, with back-off after errors. Calls `undefined` where there is no such resource.
+/// Hands every event to `on`. Calls `undefined` where there is no such resource.
 async fn follow<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    undefined: &(dyn Fn() + Sync),
+    mut updates: impl Stream<Item = Update<K>> + Unpin,
+    undefined: impl Fn(),
     mut on: impl FnMut(Event<K>),
-) where
-    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    let mut events = watcher::watcher(api, config).default_backoff().boxed();
-    loop {
-        match events.try_next().await {
-            Ok(Some(event)) => on(event),
-            Ok(None) => return,
-            Err(error) if is_undefined(&error) => {
-                undefined();
-                tracing::info!(kind = %K::kind(&()), "not defined in this cluster");
-                tokio::time::sleep(UNDEFINED).await;
-            }
-            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watch; trying again"),
+) {
+    while let Some(update) = updates.next().await {
+        match update {
+            Update::Event(event) => on(event),
+            Update::Undefined => undefined(),
+            Update::Interrupted => {}
         }
     }
 }

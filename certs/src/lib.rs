@@ -1,12 +1,11 @@
-//! Certificates for the webhook and the extender: CA, leafs, rotation, hot reload, caBundle, and the TLS accept loop.
+//! Certificates for the webhook and the extender: CA, leafs, rotation, hot reload, caBundle.
 //!
 //! The way through this crate:
 //!
 //! 1. [`Certs::start`] takes a [`Source`] (own CA in a Secret or a folder, or a folder that someone else fills) and
 //!    returns a handle and a [`Keeper`], the background task that rotates.
 //! 2. [`Certs::server_config`] gives the rustls configuration. Certificates change under it without a restart.
-//! 3. [`serve::serve`] accepts connections with it, with time limits, a connection cap and a graceful drain.
-//! 4. [`inject::Injector`] keeps the `caBundle` of a webhook configuration equal to [`Certs::bundle`].
+//! 3. [`inject::Injector`] keeps the `caBundle` of a webhook configuration equal to [`Certs::bundle`].
 //!
 //! What decides is pure and takes the time as an argument: [`authority`] (what a certificate is and when it is due),
 //! [`keyring`] (the steps of a CA rotation), [`lease`] (who may issue), [`inject::plan`] (what to patch).
@@ -19,7 +18,6 @@ pub mod keyring;
 pub mod lease;
 mod mounted;
 mod resolver;
-pub mod serve;
 mod store;
 mod verifier;
 
@@ -30,7 +28,6 @@ pub use certs::{Certs, Keeper, Options, SecretPlace, Source};
 pub use error::CertError;
 pub use keyring::Bundle;
 pub use mounted::FolderWatch;
-pub use serve::Limits;
 pub use verifier::ClientAuth;
 
 /// Where the time comes from: the wall clock in programs, a hand-set one in tests.

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu_migrate_certs::authority::Ca;
-use gpu_migrate_certs::{
-    Bundle, Certs, ClientAuth, Clock, Keeper, Lifetimes, Limits, Options, Source, serve,
-};
+use gpu_migrate_certs::{Bundle, Certs, ClientAuth, Clock, Keeper, Lifetimes, Options, Source};
+use gpu_migrate_runtime::serve::{Limits, serve};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
@@ -66,7 +65,7 @@ async fn hello(config: Arc<rustls::ServerConfig>, limits: Limits) -> (SocketAddr
     let service = service_fn(|_: Request<Incoming>| async {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
     });
-    tokio::spawn(serve::serve(listener, Some(config), service, limits, stop.clone()));
+    tokio::spawn(serve(listener, Some(config), service, limits, stop.clone()));
     (address, stop)
 }
 
@@ -292,7 +291,7 @@ async fn a_request_in_flight_is_finished_and_a_stuck_one_cut() {
         let stop = CancellationToken::new();
         let limits = Limits { drain, ..Limits::default() };
         let config = certs.server_config(None).unwrap();
-        let server = tokio::spawn(serve::serve(listener, Some(config), service, limits, stop.clone()));
+        let server = tokio::spawn(serve(listener, Some(config), service, limits, stop.clone()));
         let request = tokio::spawn(get(address, client(&bundle, &clock, None, &[])));
         arrived.notified().await;
         stop.cancel();

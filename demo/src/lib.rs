@@ -98,7 +98,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// SIGINT or SIGTERM. The parts listen for them too, each to end in its own good order, so that they would not end the process.
+/// SIGINT or SIGTERM.
 async fn interrupted() -> anyhow::Result<()> {
     let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {

@@ -210,7 +210,7 @@ fn start_extender(kubeconfig: &Path, port: u16) -> anyhow::Result<Process> {
     let kubeconfig = kubeconfig.display().to_string();
     let arguments = ["extender", "--kubeconfig", &kubeconfig, "--bind", &bind, "--metrics-bind", ""];
     let arguments = gpu_migrate_admission_ext::run::Args::try_parse_from(arguments)?;
-    Ok(Process::start("extender", gpu_migrate_admission_ext::run::run(arguments))?)
+    Ok(Process::start("extender", gpu_migrate_admission_ext::run::run(arguments, CancellationToken::new()))?)
 }
 
 fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
@@ -236,7 +236,7 @@ fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
         &url,
     ];
     let arguments = gpu_migrate_webhook::args::Args::try_parse_from(arguments)?;
-    Ok(Process::start("webhook", gpu_migrate_webhook::run::run(arguments))?)
+    Ok(Process::start("webhook", gpu_migrate_webhook::run::run(arguments, CancellationToken::new()))?)
 }
 
 fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
@@ -253,7 +253,7 @@ fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
         "demo",
     ];
     let arguments = gpu_migrate_operator::args::Args::try_parse_from(arguments)?;
-    Ok(Process::start("operator", gpu_migrate_operator::run::run(arguments))?)
+    Ok(Process::start("operator", gpu_migrate_operator::run::run(arguments, CancellationToken::new()))?)
 }
 
 fn start_agent(node: &str, arguments: &[String]) -> anyhow::Result<Process> {

@@ -1,6 +1,7 @@
 //! The command line.
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use gpu_migrate_runtime::LogFormat;
 use std::path::PathBuf;
 
 /// Operator of gpu-migrate: labels nodes by GPUConfig, rolls projects out in waves by GPUMigration.
@@ -25,17 +26,8 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
     pub lease_seconds: u64,
     /// Form of the log.
-    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines, one object a line.
-    Json,
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Prometheus metrics.
 
+use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,6 +16,8 @@ pub(crate) struct Metrics {
     /// Templates that could not be used in the last reconciliation of the nodes.
     pub(crate) invalid_templates: Gauge,
     pub(crate) actions: Family<ActionLabels, Counter>,
+    /// Objects that could not be read.
+    pub(crate) skipped_objects: SkippedObjects,
 }
 
 /// `action`: `convert` or `roll_back`.
@@ -27,6 +30,7 @@ impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("gpu_migrate_operator");
+        metrics.skipped_objects.register(registry);
         registry.register("leading", "1 while this replica acts", metrics.leading.clone());
         registry.register("reconciles", "Reconciliations of all policies", metrics.reconciles.clone());
         registry.register(

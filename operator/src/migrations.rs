@@ -6,12 +6,13 @@ use crate::waves::{Action, Decision, Input, step};
 use crate::{patches, query};
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_model::names;
+use gpu_migrate_runtime::watch;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
-use kube::core::NamespaceResourceScope;
+use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -51,8 +52,8 @@ impl Migrations {
 
     /// Reconciles every policy that is due. A failure of one does not affect the others.
     pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<()> {
-        let policies =
-            Api::<GPUMigration>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        let api = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
+        let policies = watch::list(&api, &ListParams::default(), &self.metrics.skipped_objects).await?;
         self.due.retain(|name, _| policies.iter().any(|policy| policy.name_any() == *name));
         let due = policies
             .into_iter()
@@ -252,6 +253,19 @@ mod tests {
         assert_eq!(written[0].1["status"]["wave"], 0);
         assert_eq!(written[0].1["status"]["workloads"][0]["state"], "Restarting");
         assert_eq!(written[1].1["spec"]["template"]["metadata"]["labels"]["gpu-migrate.io/convert"], "true");
+    }
+
+    #[tokio::test]
+    async fn a_malformed_policy_does_not_stop_the_others() {
+        let mut lists = cluster(json!({}));
+        let malformed = json!({"metadata": {"name": "bad"}, "spec": {"project": "q", "mode": "Sideways"}});
+        lists["gpumigrations"].as_array_mut().unwrap().push(malformed);
+        let (client, written) = server(lists);
+        let metrics = Metrics::default();
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        Migrations::new(client, metrics.clone()).reconcile_all(now).await.unwrap();
+        assert_eq!(written.lock().unwrap()[0].1["status"]["phase"], "Running");
+        assert_eq!(metrics.skipped_objects.count("GPUMigration"), 1);
     }
 
     #[tokio::test]

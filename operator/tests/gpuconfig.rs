@@ -26,7 +26,7 @@ struct Stage {
 impl Stage {
     /// A cluster with everything installed and not one node.
     async fn start(config: Value) -> Self {
-        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        gpu_migrate_runtime::install_crypto_provider();
         let running = ApiServer::default().serve(0, CancellationToken::new()).await.unwrap();
         let client = running.client().unwrap();
         for definition in definitions() {

@@ -1,24 +1,24 @@
 //! Starts the agent's tasks in order, and stops them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_model::card::Health;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::units::CardIndex;
+use gpu_migrate_runtime::client::{self, ConnectError};
+use gpu_migrate_runtime::tasks::TaskEnded;
+use gpu_migrate_runtime::{Tasks, admin};
 use kube::Client;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 use crate::cluster::publish::StaticStatus;
 use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
-use crate::http::{self, Pages};
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
@@ -32,6 +32,8 @@ use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
 
 /// Reconcile interval: ended holders are released at least this often.
 const TICK: Duration = Duration::from_secs(1);
+/// How long tasks may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +45,14 @@ pub enum AgentError {
     #[error(transparent)]
     State(#[from] StateError),
     /// No API server is configured.
-    #[error("no way to the API server: {0}; give --kubeconfig, or --pods-file to work without one")]
-    Client(String),
-    /// A part that should run for ever ended.
-    #[error("{0} ended; the agent stops so that it is started anew")]
-    Ended(&'static str),
+    #[error("an API server is needed without --pods-file: {0}")]
+    Client(#[from] ConnectError),
+    /// Metrics and health cannot be served.
+    #[error("{0:#}")]
+    Admin(anyhow::Error),
+    /// A background task ended.
+    #[error(transparent)]
+    Ended(#[from] TaskEnded),
 }
 
 /// Runs the agent until `stop`: what the kubelet waits for on this runtime, everything else on `others`.
@@ -69,7 +74,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = watcher.start(others, node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
-    let mut tasks = Tasks::new(others.clone(), stop.clone());
+    let mut tasks = Tasks::with_background(stop.clone(), others.clone());
 
     tasks.spawn("the word of changes", forward_changes(node.clone(), stop.clone()));
     let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
@@ -88,12 +93,12 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         follow_kubelet(node.clone(), directory.clone(), stop.clone()),
     );
     let (drift_sender, drift) = watch::channel(Vec::new());
-    tasks.spawn_apart(
+    tasks.spawn_background(
         "the comparison of sources",
         crate::compare::run(node.clone(), drift_sender, stop.clone()),
     );
 
-    tasks.spawn_apart(
+    tasks.spawn_background(
         "the tidying of pods that are gone",
         crate::leftovers::run(node.clone(), config.clone(), stop.clone()),
     );
@@ -108,33 +113,35 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     match &args.pods_file {
         Some(path) => {
             let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
-            tasks.spawn_apart(
+            tasks.spawn_background(
                 "the reader of the pods file",
                 pods::follow_file(path.clone(), node.clone(), stop.clone()),
             );
         }
         None => {
-            // Its connections live where it is made.
-            let client = others.spawn(client(args.kubeconfig.clone()));
-            let client = client.await.map_err(|e| AgentError::Client(e.to_string()))?;
-            let client = client.map_err(|e| AgentError::Client(e.to_string()))?;
+            let cluster = client::config(args.kubeconfig.as_deref(), None).await?;
+            // Its connections are served by the runtime on which it is made.
+            let client = {
+                let _background = others.enter();
+                Client::try_from(cluster).map_err(ConnectError::Client)?
+            };
             let name = args.node_name.clone();
             label = Some(NodeLabels::read(client.clone(), name.clone()).await);
             let dialect = node.with(|state, _| state.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
-            tasks.spawn_apart(
+            tasks.spawn_background(
                 "the watch of pods",
                 pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
-            tasks.spawn_apart(
+            tasks.spawn_background(
                 "the watch of the node",
                 cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
-            tasks.spawn_apart(
+            tasks.spawn_background(
                 "the writer of events",
                 events::run(client.clone(), name, node.events(), stop.clone()),
             );
-            tasks.spawn_apart(
+            tasks.spawn_background(
                 "the cleaner of failed pods",
                 clean::run(client.clone(), node.clone(), stop.clone()),
             );
@@ -146,19 +153,12 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
                 drift.clone(),
                 stop.clone(),
             );
-            tasks.spawn_apart("the publisher", publisher);
+            tasks.spawn_background("the publisher", publisher);
         }
     }
-    if !args.metrics_bind.is_empty() {
-        let pages = pages(&node, &upstreams, static_status, drift, registrations);
-        let (address, stop) = (args.metrics_bind.clone(), stop.clone());
-        tasks.spawn_apart("the metrics server", async move {
-            if let Err(error) = http::serve(&address, pages, stop).await {
-                tracing::error!(%address, %error, "metrics and health cannot be served");
-            }
-        });
-    }
-    tasks.run_until_lost().await?;
+    let pages = pages(&node, &upstreams, static_status, drift, registrations);
+    admin::spawn(&mut tasks, &args.metrics_bind, pages).await.map_err(AgentError::Admin)?;
+    tasks.run(SHUTDOWN).await?;
     if let Some(label) = label
         && label.agent_removed().await
     {
@@ -197,17 +197,6 @@ fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateEr
     Ok((node, inventory))
 }
 
-async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
-    let config = match kubeconfig {
-        None => kube::Config::infer().await?,
-        Some(path) => {
-            let file = kube::config::Kubeconfig::read_from(path)?;
-            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?
-        }
-    };
-    Ok(Client::try_from(config)?)
-}
-
 fn serve_shared(
     tasks: &mut Tasks,
     node: &Arc<Node>,
@@ -218,7 +207,7 @@ fn serve_shared(
     let name = node.with(|state, _| state.resource_name(&Resource::Shared(resource)).to_owned());
     let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
     let (sender, registration) = watch::channel(RegistrationState::default());
-    let (of_service, stop) = (node.clone(), tasks.stop.clone());
+    let (of_service, stop) = (node.clone(), tasks.stop());
     let make =
         Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, config.clone(), streams));
     tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
@@ -313,60 +302,16 @@ fn pages(
     static_status: StaticStatus,
     drift: watch::Receiver<Vec<String>>,
     registrations: Vec<watch::Receiver<RegistrationState>>,
-) -> Pages {
+) -> axum::Router {
+    let ready = move || {
+        if registrations.iter().all(|registration| registration.borrow().registered) {
+            Ok(())
+        } else {
+            Err("not registered with the kubelet; is the kubelet running?".to_owned())
+        }
+    };
     let (of_cards, upstreams) = (node.clone(), upstreams.clone());
-    Pages {
-        metrics: node.metrics.clone(),
-        ready: Arc::new(move || {
-            if registrations.iter().all(|s| s.borrow().registered) {
-                Ok(())
-            } else {
-                Err("not registered with the kubelet; is the kubelet running?".to_owned())
-            }
-        }),
-        cards: Arc::new(move || publish::status(&of_cards, &upstreams, &static_status, &drift.borrow())),
-    }
-}
-
-/// Tasks that should run for ever; the first that ends, ends the agent.
-struct Tasks {
-    set: JoinSet<&'static str>,
-    others: Handle,
-    stop: CancellationToken,
-}
-
-impl Tasks {
-    fn new(others: Handle, stop: CancellationToken) -> Self {
-        Self { set: JoinSet::new(), others, stop }
-    }
-
-    /// Something that the kubelet waits for.
-    fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.set.spawn(named(name, task));
-    }
-
-    /// Something that it does not wait for, and must not.
-    fn spawn_apart(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.set.spawn_on(named(name, task), &self.others);
-    }
-
-    async fn run_until_lost(mut self) -> Result<(), AgentError> {
-        let first = self.set.join_next().await;
-        let asked = self.stop.is_cancelled();
-        self.stop.cancel();
-        let rest = async { while self.set.join_next().await.is_some() {} };
-        if tokio::time::timeout(Duration::from_secs(3), rest).await.is_err() {
-            tracing::warn!("some parts did not end in time");
-        }
-        match first {
-            _ if asked => Ok(()),
-            Some(Ok(name)) => Err(AgentError::Ended(name)),
-            _ => Err(AgentError::Ended("a part")),
-        }
-    }
-}
-
-async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
-    task.await;
-    name
+    let cards =
+        async move || axum::Json(publish::status(&of_cards, &upstreams, &static_status, &drift.borrow()));
+    admin::router(node.metrics.registry(), ready).route("/cards", axum::routing::get(cards))
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use gpu_migrate_runtime::LogFormat;
 
 use crate::isolation::{self, Folders, Isolation, Kind};
 use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
@@ -74,17 +75,8 @@ pub struct Args {
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9404", value_name = "ADDR")]
     pub metrics_bind: String,
     /// Form of the log lines; GPU_MIGRATE_LOG sets what is logged (default "info").
-    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", default_value = "text")]
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
-}
-
-/// Form of the log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One object a line.
-    Json,
 }
 
 impl Args {

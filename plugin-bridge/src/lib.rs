@@ -8,7 +8,6 @@ pub mod cluster;
 pub mod compare;
 pub mod decide;
 pub mod deviations;
-pub mod http;
 pub mod inventory;
 pub mod isolation;
 pub mod kubelet;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_model::card::CardState;
-use parking_lot::Mutex;
+use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -46,7 +46,7 @@ struct CardLabel {
 /// All metrics of the agent. Clones share the same counters.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    registry: Arc<Mutex<Registry>>,
+    registry: Arc<Registry>,
     allocations: Family<Outcome, Counter>,
     allocate_seconds: Family<Kind, Histogram>,
     substitutions: Counter,
@@ -57,12 +57,14 @@ pub struct Metrics {
     drift: Family<CardLabel, Gauge>,
     failed_pods_deleted: Counter,
     publish_failures: Counter,
+    /// Objects of the watches that could not be read.
+    pub skipped_objects: SkippedObjects,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let metrics = Self {
-            registry: Arc::new(Mutex::new(Registry::with_prefix("gpu_migrate_node_agent"))),
+        let mut metrics = Self {
+            registry: Arc::default(),
             allocations: Family::default(),
             allocate_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             substitutions: Counter::default(),
@@ -73,15 +75,17 @@ impl Default for Metrics {
             drift: Family::default(),
             failed_pods_deleted: Counter::default(),
             publish_failures: Counter::default(),
+            skipped_objects: SkippedObjects::default(),
         };
-        metrics.register();
+        let mut registry = Registry::with_prefix("gpu_migrate_node_agent");
+        metrics.register(&mut registry);
+        metrics.registry = Arc::new(registry);
         metrics
     }
 }
 
 impl Metrics {
-    fn register(&self) {
-        let mut r = self.registry.lock();
+    fn register(&self, r: &mut Registry) {
         r.register("allocations", "Answers to Allocate", self.allocations.clone());
         r.register("allocate_seconds", "Time to answer an Allocate", self.allocate_seconds.clone());
         r.register(
@@ -108,6 +112,7 @@ impl Metrics {
             self.failed_pods_deleted.clone(),
         );
         r.register("publish_failures", "Failed writes to the API server", self.publish_failures.clone());
+        self.skipped_objects.register(r);
         r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }
 
@@ -167,12 +172,9 @@ impl Metrics {
         self.publish_failures.inc();
     }
 
-    /// The OpenMetrics text.
+    /// All of them, to be served.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry.lock());
-        text
+    pub fn registry(&self) -> Arc<Registry> {
+        Arc::clone(&self.registry)
     }
 }

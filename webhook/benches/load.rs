@@ -19,7 +19,8 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::post;
-use gpu_migrate_certs::{Certs, Limits, Options, Source, serve, wall_clock};
+use gpu_migrate_certs::{Certs, Options, Source, wall_clock};
+use gpu_migrate_runtime::serve::{Limits, serve};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
@@ -82,14 +83,8 @@ async fn echo_server(folder: &Path, address: SocketAddr) -> Result<()> {
     let router = Router::new().route("/mutate", echo).layer(DefaultBodyLimit::max(7 << 20));
     let listener = TcpListener::bind(address).await?;
     let service = TowerToHyperService::new(router);
-    serve::serve(
-        listener,
-        Some(certs.server_config(None)?),
-        service,
-        Limits::default(),
-        CancellationToken::new(),
-    )
-    .await;
+    serve(listener, Some(certs.server_config(None)?), service, Limits::default(), CancellationToken::new())
+        .await;
     Ok(())
 }
 

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, ValueEnum};
+use clap::{Args as ClapArgs, Parser};
 use gpu_migrate_model::names::{Dialect, LabelKeys};
+use gpu_migrate_runtime::LogFormat;
 
 use crate::configuration::Address;
 use crate::policy::Settings;
@@ -47,17 +48,8 @@ pub struct Args {
     #[command(flatten)]
     pub names: NameArgs,
     /// Form of the log.
-    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines, one object a line.
-    Json,
 }
 
 /// Where certificates come from.

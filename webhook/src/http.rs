@@ -1,4 +1,4 @@
-//! The two HTTP servers: `/mutate` for the API server, and `/livez`, `/readyz`, `/metrics` without TLS.
+//! `/mutate`, for the API server.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,11 +10,10 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
 
 use crate::metrics::Metrics;
@@ -186,35 +185,6 @@ impl<'m> Counted<'m> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.in_flight.dec();
-    }
-}
-
-/// Says whether the server is ready, or what it still waits for.
-pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
-
-/// Routes for probes and Prometheus.
-pub fn status(readiness: Readiness, registry: Arc<Registry>) -> Router {
-    let ready = move || {
-        let answer = match readiness() {
-            Ok(()) => (StatusCode::OK, "ok".to_owned()),
-            Err(waiting) => (StatusCode::SERVICE_UNAVAILABLE, waiting),
-        };
-        std::future::ready(answer)
-    };
-    Router::new()
-        .route("/livez", get(|| std::future::ready("ok")))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(move || std::future::ready(metrics_text(&registry))))
-}
-
-fn metrics_text(registry: &Registry) -> Response {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, registry) {
-        Ok(()) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
-        }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicI64;
 
+use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -48,6 +49,8 @@ pub struct Metrics {
     pub policies_read: Gauge<i64, AtomicI64>,
     /// 1 while the webhook configuration carries the CAs in use.
     pub registered: Gauge,
+    /// Objects of the watches that could not be read.
+    pub skipped_objects: SkippedObjects,
 }
 
 impl Default for Metrics {
@@ -63,6 +66,7 @@ impl Default for Metrics {
             policy_errors: Counter::default(),
             policies_read: Gauge::default(),
             registered: Gauge::default(),
+            skipped_objects: SkippedObjects::default(),
         }
     }
 }
@@ -83,6 +87,7 @@ impl Metrics {
             policy_errors,
             policies_read,
             registered,
+            skipped_objects,
         } = metrics.clone();
         registry.register("reviews", "Answered reviews by outcome, without dry runs", reviews);
         registry.register("dry_runs", "Answered dry-run reviews", dry_runs);
@@ -104,6 +109,7 @@ impl Metrics {
             policies_read,
         );
         registry.register("registered", "1 while the registered caBundle matches the CAs in use", registered);
+        skipped_objects.register(registry);
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of this program", build);
         metrics

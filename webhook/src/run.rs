@@ -8,32 +8,34 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gpu_migrate_certs::inject::{Injector, Kind};
-use gpu_migrate_certs::{Certs, ClientAuth, Keeper, Lifetimes, Limits, Options, SecretPlace, Source, serve};
+use gpu_migrate_certs::{Certs, ClientAuth, Keeper, Lifetimes, Options, SecretPlace, Source};
+use gpu_migrate_runtime::serve::{Limits, serve};
+use gpu_migrate_runtime::{Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
 use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Args, LimitArgs, RegistrationArgs, TlsArgs};
 use crate::configuration::{Address, NAME, WebhookConfiguration};
-use crate::http::{self, Context, Readiness};
+use crate::http::{self, Context};
 use crate::metrics::{Metrics, PREFIX};
 use crate::reconciler::ConfigurationReconciler;
 use crate::source::Store;
 use crate::source::cluster::{ClusterSource, Listed};
 use crate::source::file::FileSource;
 
-/// Runs the webhook until SIGTERM or SIGINT.
+/// How long tasks may take to end beside the drain of connections.
+const TASKS_END: Duration = Duration::from_secs(1);
+
+/// Runs the webhook until `shutdown`.
 ///
 /// # Errors
 /// What keeps it from starting, or a background task that ended.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let Args {
         policy_file,
         bind,
@@ -49,21 +51,25 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     } = args;
     let client = match (&policy_file, needs_cluster(&tls, &registration)) {
         (Some(_), false) => None,
-        _ => Some(connect(kubeconfig.as_deref()).await?),
+        _ => Some(
+            client::connect(kubeconfig.as_deref(), None)
+                .await
+                .context("a cluster is needed without --policy-file and --tls-dir")?,
+        ),
     };
     let settings = names.settings(&namespace);
     let mut registry = Registry::default();
     let metrics = Metrics::new(registry.sub_registry_with_prefix(PREFIX));
     let store = Store::new(settings.clone(), metrics.clone());
-    let stop = CancellationToken::new();
-    let mut tasks = Tasks::new(stop.clone());
+    // Not the shutdown itself: connections are accepted for a while after it.
+    let mut tasks = Tasks::new(CancellationToken::new());
 
     let listed = follow_policies(&mut tasks, policy_file, client.clone(), &store)?;
     let address = address(&registration, &namespace);
-    let identity = identity.unwrap_or_else(own_name);
+    let identity = identity.unwrap_or_else(default_identity);
     let (certs, keeper) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
     certs.register_metrics(registry.sub_registry_with_prefix(PREFIX));
-    tasks.spawn("certificates", keeper.run(stop.clone()));
+    tasks.spawn("certificates", keeper.run(tasks.stop()));
     let wanted = WebhookConfiguration { settings, ..WebhookConfiguration::new(address, &namespace) };
     let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
 
@@ -73,47 +79,25 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let context = Context::new(store.snapshot(), metrics, limits.max_in_flight);
     let readiness = readiness(context.clone(), certs.clone(), listed, registered);
-    if !metrics_bind.is_empty() {
-        let at: SocketAddr = metrics_bind
-            .parse()
-            .with_context(|| format!("--metrics-bind {metrics_bind:?}: expected ADDRESS:PORT or nothing"))?;
-        let service = TowerToHyperService::new(http::status(readiness, Arc::new(registry)));
-        let bounds = Limits { connections: 64, ..Limits::default() };
-        // Probes are answered to the very end.
-        let never = CancellationToken::new();
-        tasks.spawn("status", serve::serve(listen(at).await?, None, service, bounds, never));
-    }
+    admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), readiness)).await?;
     let clients = tls.client_ca_file.map(|ca_file| ClientAuth { ca_file, names: tls.client_names });
     let config = certs.server_config(clients.as_ref())?;
     let service = TowerToHyperService::new(http::webhook(context.clone()));
     let LimitArgs { max_in_flight: _, max_connections, drain_delay, drain_timeout } = limits;
     let bounds = Limits { connections: max_connections, drain: drain_timeout, ..Limits::default() };
-    let server = serve::serve(listen(bind).await?, Some(config), service, bounds, stop);
-    until_drained(tasks, tokio::spawn(server), &context, drain_delay).await
-}
+    let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
+    tracing::info!(address = %listener.local_addr()?, "serving the API server");
+    tasks.spawn("webhook server", serve(listener, Some(config), service, bounds, tasks.stop()));
 
-/// Waits for a signal, or for the end of a task that should not end, and leaves in order: not ready any more, still
-/// accepting while endpoints propagate, then finishing what is in flight. A second signal aborts.
-async fn until_drained(
-    mut tasks: Tasks,
-    server: JoinHandle<()>,
-    context: &Context,
-    drain_delay: Duration,
-) -> anyhow::Result<()> {
-    let ended = tasks.until_signal().await;
+    let ended = tasks.supervise(shutdown.cancelled()).await;
+    // In order: not ready any more, still accepting while endpoints propagate, then finishing what is in flight.
     context.leaving.store(true, Ordering::Relaxed);
     if ended.is_ok() {
-        tracing::info!(?drain_delay, "leaving: not ready any more, still accepting");
-        tokio::select! {
-            () = tokio::time::sleep(drain_delay) => {}
-            () = signalled() => bail!("aborted by a second signal"),
-        }
+        tracing::info!(?drain_delay, "not ready any more, still accepting connections");
+        tokio::time::sleep(drain_delay).await;
     }
-    tasks.stop.cancel();
-    tokio::select! {
-        _ = server => ended,
-        () = signalled() => bail!("aborted by a second signal"),
-    }
+    tasks.shut_down(drain_timeout + TASKS_END).await;
+    Ok(ended?)
 }
 
 /// Starts to follow the policies; says, where they are watched, when all are listed.
@@ -123,7 +107,7 @@ fn follow_policies(
     client: Option<Client>,
     store: &Store,
 ) -> anyhow::Result<Option<Listed>> {
-    let stop = tasks.stop.clone();
+    let stop = tasks.stop();
     match (file, client) {
         (Some(path), _) => {
             tasks.spawn("policy file", FileSource::open(&path, store.clone())?.run(stop));
@@ -149,7 +133,7 @@ fn register(
     store: &Store,
 ) -> Option<watch::Receiver<bool>> {
     let client = client?;
-    let stop = tasks.stop.clone();
+    let stop = tasks.stop();
     if args.register {
         let wanted = WebhookConfiguration { timeout_seconds: args.timeout_seconds, ..wanted };
         let registrar =
@@ -178,28 +162,6 @@ async fn count_registered(mut registered: watch::Receiver<bool>, gauge: Gauge) {
 
 fn needs_cluster(tls: &TlsArgs, registration: &RegistrationArgs) -> bool {
     tls.tls_dir.is_none() || registration.register || registration.inject_ca
-}
-
-async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
-    let Some(path) = kubeconfig else {
-        return Client::try_default()
-            .await
-            .context("no cluster: set --kubeconfig, or --policy-file and --tls-dir");
-    };
-    let read = Kubeconfig::read_from(path).with_context(|| format!("--kubeconfig {}", path.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
-}
-
-async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(at).await.with_context(|| format!("cannot listen on {at}"))?;
-    tracing::info!(address = %listener.local_addr()?, "listening");
-    Ok(listener)
-}
-
-fn own_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}-{}", host.trim(), std::process::id())
 }
 
 fn address(registration: &RegistrationArgs, namespace: &str) -> Address {
@@ -265,8 +227,8 @@ fn readiness(
     certs: Certs,
     listed: Option<Listed>,
     registered: Option<watch::Receiver<bool>>,
-) -> Readiness {
-    Arc::new(move || {
+) -> impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static {
+    move || {
         let known = registered.as_ref().is_none_or(|registered| *registered.borrow());
         if context.leaving.load(Ordering::Relaxed) {
             return Err("leaving".into());
@@ -278,47 +240,5 @@ fn readiness(
             listed.check()?;
         }
         if known { Ok(()) } else { Err("the webhook configuration does not carry our CA yet".into()) }
-    })
-}
-
-/// Background tasks that must not end before the program does.
-struct Tasks {
-    set: JoinSet<&'static str>,
-    stop: CancellationToken,
-}
-
-impl Tasks {
-    fn new(stop: CancellationToken) -> Self {
-        Self { set: JoinSet::new(), stop }
-    }
-
-    fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.set.spawn(async move {
-            task.await;
-            name
-        });
-    }
-
-    /// Returns at the first signal, or with an error when a task ends.
-    async fn until_signal(&mut self) -> anyhow::Result<()> {
-        tokio::select! {
-            () = signalled() => Ok(()),
-            Some(ended) = self.set.join_next(), if !self.stop.is_cancelled() => match ended {
-                Ok(name) => bail!("background task ended: {name}"),
-                Err(error) => bail!("background task failed: {error}"),
-            },
-        }
-    }
-}
-
-/// The next SIGTERM or SIGINT.
-async fn signalled() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
     }
 }

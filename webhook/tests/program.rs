@@ -124,10 +124,10 @@ impl Program {
         assert!(status.success());
     }
 
-    async fn ended(&mut self) -> bool {
+    async fn ended(&mut self) -> Option<i32> {
         for _ in 0..300 {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status.success();
+                return status.code();
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -162,7 +162,7 @@ async fn it_serves_follows_its_policy_file_and_drains() {
         leaving = program
             .probe("/readyz")
             .await
-            .is_some_and(|(code, text)| (code, text.as_str()) == (503, "leaving"));
+            .is_some_and(|(code, text)| (code, text.as_str()) == (503, "leaving\n"));
         if leaving {
             break;
         }
@@ -171,7 +171,7 @@ async fn it_serves_follows_its_policy_file_and_drains() {
     assert!(leaving, "not ready first");
     let (_, close) = program.review().await.expect("still accepting while endpoints propagate");
     assert!(close, "but asking for the connection to be closed");
-    assert!(program.ended().await, "a clean end");
+    assert_eq!(program.ended().await, Some(0), "a clean end");
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn a_second_signal_aborts() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     program.signal();
-    assert!(!program.ended().await, "an abort is no success");
+    assert_eq!(program.ended().await, Some(130), "an abort is no success");
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn the_ca_of_a_folder_survives_a_restart() {
     let mut program = Program::start(&["--drain-delay", "10ms"]).await;
     let before = std::fs::read(program.folder.path().join("tls/ca.crt")).unwrap();
     program.signal();
-    assert!(program.ended().await);
+    assert_eq!(program.ended().await, Some(0));
     program.child = command(program.folder.path(), program.bind, program.status).spawn().unwrap();
     let mut answered = Err(String::new());
     for _ in 0..100 {

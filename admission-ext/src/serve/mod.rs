@@ -1,4 +1,4 @@
-//! HTTP: the scheduler's verbs on one port, health and metrics on another.
+//! HTTP: the scheduler's verbs.
 
 pub mod auth;
 
@@ -11,8 +11,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use prometheus_client::registry::Registry;
+use axum::routing::post;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use self::auth::Callers;
@@ -73,31 +72,4 @@ async fn bind(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
 
 fn respond(reply: Reply) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], reply.body).into_response()
-}
-
-/// The plain port: `/livez`, `/readyz`, `/metrics`.
-pub fn health(engine: Arc<Engine>, registry: Arc<Registry>) -> Router {
-    let ready = move || {
-        let answer = match engine.not_ready() {
-            None => (StatusCode::OK, "ok\n".to_owned()),
-            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-        };
-        async move { answer }
-    };
-    let metrics = move || {
-        let mut text = String::new();
-        let encoded = prometheus_client::encoding::text::encode(&mut text, &registry);
-        let answer = match encoded {
-            Ok(()) => {
-                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                ([(header::CONTENT_TYPE, kind)], text).into_response()
-            }
-            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        };
-        async move { answer }
-    };
-    Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
 }

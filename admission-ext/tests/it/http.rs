@@ -1,4 +1,4 @@
-//! The port: paths, callers, health.
+//! The port: paths, callers.
 
 use std::sync::Arc;
 
@@ -6,10 +6,9 @@ use axum::Router;
 use axum::body::Body;
 use gpu_migrate_admission_ext::engine::Leads;
 use gpu_migrate_admission_ext::serve::auth::Callers;
-use gpu_migrate_admission_ext::serve::{health, verbs};
+use gpu_migrate_admission_ext::serve::verbs;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
-use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
@@ -84,11 +83,7 @@ async fn without_the_token_nothing_is_moved() {
 #[tokio::test]
 async fn only_a_synced_leader_is_ready() {
     let engine = engine(&[]);
-    let router = health(Arc::clone(&engine), Arc::new(Registry::default()));
-    assert_eq!(call(&router, "GET", "/readyz", "", &Value::Null).await.0, StatusCode::OK);
+    assert_eq!(engine.not_ready(), None);
     engine.set_leading(Leads::Until(std::time::Instant::now()));
-    let (status, text) = call(&router, "GET", "/readyz", "", &Value::Null).await;
-    assert!(status == StatusCode::SERVICE_UNAVAILABLE && text.contains("not the leader"), "{text}");
-    assert_eq!(call(&router, "GET", "/livez", "", &Value::Null).await.0, StatusCode::OK);
-    assert_eq!(call(&router, "GET", "/metrics", "", &Value::Null).await.0, StatusCode::OK);
+    assert!(engine.not_ready().unwrap().contains("not the leader"));
 }

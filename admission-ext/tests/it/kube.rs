@@ -156,14 +156,17 @@ async fn an_event_is_about_the_pod() {
     assert_eq!((&body["regarding"]["kind"], &body["regarding"]["uid"]), (&json!("Pod"), &json!("uid-p")));
 }
 
-/// Answers list calls from `lists`, and each first watch with `events`; later watches hang.
-async fn serve_watches(
-    mut handle: Handle,
+/// What the API server lists; `None` where the resource is not defined.
+#[derive(Default)]
+struct Lists {
     pods: Vec<Value>,
     nodes: Vec<Value>,
     shadows: Option<Vec<Value>>,
-    events: Vec<Value>,
-) {
+    configs: Option<Vec<Value>>,
+}
+
+/// Answers list calls from `lists`, and each first watch of pods with `events`; later watches hang.
+async fn serve_watches(mut handle: Handle, lists: Lists, events: Vec<Value>) {
     let mut watched = false;
     while let Some((request, send)) = handle.next_request().await {
         let uri = request.uri().to_string();
@@ -182,9 +185,10 @@ async fn serve_watches(
             (200, events.iter().map(|event| format!("{event}\n")).collect::<String>())
         } else {
             let items = match () {
-                () if uri.contains("/pods") => Some(&pods),
-                () if uri.contains("/nodes") => Some(&nodes),
-                () => shadows.as_ref(),
+                () if uri.contains("/pods") => Some(&lists.pods),
+                () if uri.contains("/nodes") => Some(&lists.nodes),
+                () if uri.contains("/gpushadows") => lists.shadows.as_ref(),
+                () => lists.configs.as_ref(),
             };
             match items {
                 Some(items) => {
@@ -195,6 +199,11 @@ async fn serve_watches(
         };
         send.send_response(Response::builder().status(status).body(Body::from(text.into_bytes())).unwrap());
     }
+}
+
+fn version(mut object: Value) -> Value {
+    object["metadata"]["resourceVersion"] = json!("7");
+    object
 }
 
 async fn until(what: &str, mut met: impl FnMut() -> bool) {
@@ -209,21 +218,17 @@ async fn until(what: &str, mut met: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn lists_and_events_become_books() {
-    let version = |mut object: Value| {
-        object["metadata"]["resourceVersion"] = json!("7");
-        object
-    };
     let (client, handle) = mocked();
     let pods = vec![version(bound(shared("old", &[(50, 4)]), "a", "0")), version(shared("new", &[(30, 4)]))];
     let nodes = vec![version(node("a", 2, 16))];
-    let shadows = vec![version(shadow("a", 2, 16, &[]))];
+    let shadows = Some(vec![version(shadow("a", 2, 16, &[]))]);
     let mut finished = bound(shared("old", &[(50, 4)]), "a", "0");
     finished["status"]["phase"] = json!("Succeeded");
     let events = vec![
         json!({"type": "MODIFIED", "object": version(bound(shared("new", &[(30, 4)]), "a", "1"))}),
         json!({"type": "DELETED", "object": version(finished)}),
     ];
-    tokio::spawn(serve_watches(handle, pods, nodes, Some(shadows), events));
+    tokio::spawn(serve_watches(handle, Lists { pods, nodes, shadows, configs: None }, events));
     let engine = engine_with(Arc::new(api(client.clone())), Settings::default(), &[]);
     engine.set_synced(false);
     tokio::spawn(watch::run(Arc::clone(&engine), client));
@@ -240,14 +245,42 @@ async fn lists_and_events_become_books() {
 #[tokio::test]
 async fn without_the_definition_of_shadows_nodes_are_known_by_capacity() {
     let (client, handle) = mocked();
-    let mut a = node("a", 2, 16);
-    a["metadata"]["resourceVersion"] = json!("7");
-    tokio::spawn(serve_watches(handle, vec![], vec![a], None, vec![]));
+    let nodes = vec![version(node("a", 2, 16))];
+    tokio::spawn(serve_watches(handle, Lists { nodes, ..Lists::default() }, vec![]));
     let engine = engine_with(Arc::new(api(client.clone())), Settings::default(), &[]);
     engine.set_synced(false);
     tokio::spawn(watch::run(Arc::clone(&engine), client));
     until("synced", || engine.is_ready()).await;
     assert_eq!(passing(&engine, &shared("p", &[(200, 0)]), &["a"]), ["a"]);
+}
+
+#[tokio::test]
+async fn a_malformed_custom_resource_is_skipped_and_counted() {
+    let mut bad_shadow = version(shadow("b", 2, 16, &[]));
+    bad_shadow["status"]["cards"] = json!("two");
+    let bad_config =
+        json!({"metadata": {"name": "cluster", "resourceVersion": "7"}, "spec": {"nodePools": 1}});
+    let nodes = || vec![version(node("a", 2, 16)), version(node("b", 2, 16))];
+    let good_shadow = || version(shadow("a", 1, 16, &[]));
+    let table = [
+        ("GPUShadow", Some(vec![good_shadow(), bad_shadow]), None),
+        ("GPUConfig", Some(vec![good_shadow()]), Some(vec![bad_config])),
+    ];
+    for (kind, shadows, configs) in table {
+        let (client, handle) = mocked();
+        let lists = Lists { nodes: nodes(), shadows, configs, ..Lists::default() };
+        tokio::spawn(serve_watches(handle, lists, vec![]));
+        let engine = engine_with(Arc::new(api(client.clone())), Settings::default(), &[]);
+        engine.set_synced(false);
+        tokio::spawn(watch::run(Arc::clone(&engine), client));
+        until(&format!("synced beside a malformed {kind}"), || engine.is_ready()).await;
+        assert_eq!(engine.metrics().skipped_objects.count(kind), 1);
+        assert_eq!(
+            passing(&engine, &shared("p", &[(200, 0)]), &["a"]),
+            Vec::<String>::new(),
+            "one card is published"
+        );
+    }
 }
 
 /// Binds pod `p` to node `a` against a server that answers the POST with `post` and the look-up with `pod`.

@@ -7,10 +7,10 @@ use futures::StreamExt;
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names::CORDONED_CARDS;
 use gpu_migrate_model::units::CardIndex;
+use gpu_migrate_runtime::watch::{Update, watch};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
@@ -33,22 +33,21 @@ pub fn cordoned(value: &str, ledger: &Ledger) -> (BTreeSet<CardIndex>, Vec<Strin
     (cards, unknown)
 }
 
-/// Follows the annotation of this node's Node, for ever.
+/// Follows the annotation of this node's Node until `stop`.
 pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
     let api: Api<PartialObjectMeta<ApiNode>> = Api::all(client);
-    let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
+    let config = Config::default().fields(&format!("metadata.name={node_name}"));
+    let mut updates = watch(api, config);
     let mut last = None;
-    let handled = watcher(api, config).default_backoff().for_each(|event| {
-        if let Ok(Event::InitApply(object) | Event::Apply(object)) = event {
+    while let Some(Some(update)) = stop.run_until_cancelled(updates.next()).await {
+        if let Update::Event(Event::InitApply(object) | Event::Apply(object)) = update {
             let value = annotation(&object);
             if last.as_ref() != Some(&value) {
                 cordon(&node, &value);
                 last = Some(value);
             }
         }
-        futures::future::ready(())
-    });
-    tokio::select! { () = handled => {}, () = stop.cancelled() => {} }
+    }
 }
 
 fn cordon(node: &Node, value: &str) {

@@ -10,12 +10,12 @@ use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::view::json::Map;
 use gpu_migrate_model::view::{self, WatchedPod};
+use gpu_migrate_runtime::watch::{Update, watch_guarded};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -121,21 +121,17 @@ impl PodLookup for FileLookup {
     }
 }
 
-/// Follows the API server's pods of this node, for ever.
+/// Follows the API server's pods of this node until `stop`. While the API server is away decisions go on from what is known.
 pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
     let dialect = node.with(|state, _| state.settings().dialect.clone());
-    let api: Api<DeserializeGuard<WatchedPod>> = Api::all(client);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
+    let config = Config::default().fields(&format!("spec.nodeName={node_name}"));
+    let mut updates = watch_guarded(Api::all(client), config, node.metrics.skipped_objects.clone());
     let mut first: Vec<PodView> = Vec::new();
-    let handled = watcher(api, config).default_backoff().for_each(|event| {
-        match event {
-            Ok(event) => take(event, &mut first, &dialect, &node),
-            // The watcher restarts by itself; until then decisions are made from what is known.
-            Err(error) => tracing::warn!(%error, "the watch of pods was interrupted"),
+    while let Some(Some(update)) = stop.run_until_cancelled(updates.next()).await {
+        if let Update::Event(event) = update {
+            take(event, &mut first, &dialect, &node);
         }
-        futures::future::ready(())
-    });
-    tokio::select! { () = handled => {}, () = stop.cancelled() => {} }
+    }
 }
 
 fn take(
@@ -144,13 +140,7 @@ fn take(
     dialect: &Dialect,
     node: &Node,
 ) {
-    let seen = |pod: DeserializeGuard<WatchedPod>| match pod.0 {
-        Ok(pod) => Some(view(&pod.view, dialect)),
-        Err(error) => {
-            tracing::warn!(%error, "a pod is skipped that cannot be read");
-            None
-        }
-    };
+    let seen = |pod: DeserializeGuard<WatchedPod>| pod.0.ok().map(|pod| view(&pod.view, dialect));
     match event {
         Event::Init => first.clear(),
         Event::InitApply(pod) => first.extend(seen(pod)),

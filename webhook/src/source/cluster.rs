@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::StreamExt;
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_model::names;
+use gpu_migrate_runtime::watch::{Update, watch, watch_guarded};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -82,39 +82,35 @@ impl ClusterSource {
     /// Watches until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let (verdicts, receiver) = mpsc::channel(64);
-        let reporting = tokio::spawn(conditions::run(self.client.clone(), receiver));
+        let mut reporting = pin!(conditions::run(self.client.clone(), receiver));
         let mut policies = Gathered::<Guarded>::default();
         let mut namespaces = Gathered::<Arc<BTreeMap<String, String>>>::default();
         let api = Api::<Guarded>::all(self.client.clone());
-        let mut policy_events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+        let mut policy_updates = watch_guarded(api, Config::default(), self.store.skipped_objects());
         let api = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
-        let mut namespace_events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+        let mut namespace_updates = watch(api, Config::default());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some(event) = policy_events.next() => match event {
-                    Ok(event) => if policies.take(event, Guarded::clone) {
+                () = &mut reporting => break,
+                Some(update) = policy_updates.next() => match update {
+                    Update::Event(event) => if policies.take(event, Guarded::clone) {
                         self.ready.policies.store(true, Ordering::Release);
                         self.publish(&policies.live, &verdicts);
                     },
-                    Err(error) => self.failed("GPUMigrations", &error),
+                    // What is known stays in force.
+                    Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
-                Some(event) = namespace_events.next() => match event {
-                    Ok(event) => if namespaces.take(event, |namespace| self.labels(namespace)) {
+                Some(update) = namespace_updates.next() => match update {
+                    Update::Event(event) => if namespaces.take(event, |namespace| self.labels(namespace)) {
                         self.ready.namespaces.store(true, Ordering::Release);
                         self.store.set_namespaces(namespaces.live.clone());
                     },
-                    Err(error) => self.failed("Namespaces", &error),
+                    Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
                 else => break,
             }
         }
-        reporting.abort();
-    }
-
-    fn failed(&self, what: &str, error: &watcher::Error) {
-        self.store.count_error();
-        tracing::warn!(%error, "watch of {what}; what is known stays in force");
     }
 
     /// Only the labels that decide: namespaces carry many others.

@@ -49,7 +49,6 @@ impl Verdict {
     }
 
     pub(super) fn unreadable(object: &InvalidObject) -> Self {
-        tracing::warn!(policy = ?object.metadata.name, error = object.error, "GPUMigration cannot be read");
         Self {
             name: object.metadata.name.clone().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),

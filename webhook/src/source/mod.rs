@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_runtime::watch::SkippedObjects;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -74,6 +75,10 @@ impl Store {
     pub fn set_namespaces(&self, namespaces: Namespaces) {
         let policies = self.snapshot.load().policies.clone();
         self.snapshot.store(Arc::new(Snapshot { policies, namespaces }));
+    }
+
+    pub(crate) fn skipped_objects(&self) -> SkippedObjects {
+        self.metrics.skipped_objects.clone()
     }
 
     pub(crate) fn count_error(&self) {
