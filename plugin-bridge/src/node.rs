@@ -246,12 +246,12 @@ impl Node {
             }
         };
         match Checkpoint::parse(&text) {
-            Ok(book) => {
+            Ok(parsed) => {
                 let before = read.replace(Read { stamp, reread: false });
                 self.metrics.checkpoint_read(true);
                 self.with(|state, now| match before {
-                    Some(before) if before.stamp == stamp => state.ingest_unchanged_checkpoint(&book, now),
-                    _ => state.ingest_checkpoint(&book, now),
+                    Some(before) if before.stamp == stamp => state.ingest_unchanged_checkpoint(&parsed, now),
+                    _ => state.ingest_checkpoint(&parsed, now),
                 });
             }
             Err(error) => {

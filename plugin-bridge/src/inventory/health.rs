@@ -53,8 +53,8 @@ pub struct LastHealthy {
 }
 
 impl HealthSource for LastHealthy {
-    fn last_healthy_at(&self, card: usize) -> Option<Millis> {
-        self.monitored.then(|| self.cards.get(card).map(|at| at.load(Ordering::Relaxed)))?
+    fn last_healthy_at(&self, card: CardIndex) -> Option<Millis> {
+        self.monitored.then(|| self.cards.get(card.position()).map(|at| at.load(Ordering::Relaxed)))?
     }
 }
 

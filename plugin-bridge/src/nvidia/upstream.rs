@@ -16,6 +16,7 @@ use crate::decide::{DeviceKey, Millis, UpstreamDevice};
 use crate::node::Node;
 use gpu_migrate_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use gpu_migrate_kubelet_api::deviceplugin::{Device, DevicePluginOptions, Empty, HEALTHY, RegisterRequest};
+use gpu_migrate_model::units::CardIndex;
 
 /// How long the plugin gets to serve the socket that it registered, and to answer for its options.
 const DIAL: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ pub struct Upstreams {
 /// Tells when a card was last found healthy by something other than NVIDIA's plugin.
 pub trait HealthSource: Send + Sync + std::fmt::Debug {
     /// `None` where the card is not monitored.
-    fn last_healthy_at(&self, card: usize) -> Option<Millis>;
+    fn last_healthy_at(&self, card: CardIndex) -> Option<Millis>;
 }
 
 #[derive(Debug)]
@@ -185,7 +186,7 @@ impl Upstreams {
                 .into_iter()
                 .map(|device| {
                     let card = state.card_of(&DeviceKey::Legacy(device.id.as_str().into()));
-                    let last_healthy = card.and_then(|card| self.health.last_healthy_at(card.position()));
+                    let last_healthy = card.and_then(|card| self.health.last_healthy_at(card));
                     let healthy =
                         memory.is_healthy(epoch, &device.id, device.health == HEALTHY, last_healthy, now);
                     let numa =

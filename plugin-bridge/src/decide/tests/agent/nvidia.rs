@@ -22,6 +22,7 @@ use gpu_migrate_kubelet_api::deviceplugin::{
     Device, DevicePluginOptions, Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
+use gpu_migrate_model::units::CardIndex;
 
 /// One life of the plugin, and the cards below it.
 #[derive(Clone, Debug)]
@@ -147,7 +148,7 @@ impl DevicePlugin for Service {
 pub(super) struct Inventory(pub(super) Arc<Mutex<Vec<bool>>>, pub(super) super::services::LifeClock);
 
 impl HealthSource for Inventory {
-    fn last_healthy_at(&self, card: usize) -> Option<Millis> {
-        self.0.lock()[card].then(|| crate::platform::Clock::now(&self.1) + 1)
+    fn last_healthy_at(&self, card: CardIndex) -> Option<Millis> {
+        self.0.lock()[card.position()].then(|| crate::platform::Clock::now(&self.1) + 1)
     }
 }
