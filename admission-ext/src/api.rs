@@ -11,13 +11,10 @@ use crate::state::pod::PodFacts;
 /// A binding to be made: the node and, in the same write, the annotations with the choice of cards (DESIGN decision 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Namespace of the pod.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
     /// Its UID: a pod of the same name made anew is refused by the API server.
     pub uid: Arc<str>,
-    /// The node.
     pub node: Arc<str>,
     /// Merged into the pod's annotations by the API server.
     pub annotations: BTreeMap<String, String>,
@@ -29,10 +26,8 @@ pub enum BindFailure {
     /// 409: bound already, being deleted, or of another UID.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// Certainly not made.
     #[error("refused: {0}")]
     Refused(String),
-    /// No answer, or one that does not tell.
     #[error("outcome unknown: {0}")]
     Unknown(String),
 }
@@ -40,7 +35,6 @@ pub enum BindFailure {
 /// What a look-up of a pod found.
 #[derive(Clone, Debug)]
 pub enum Found {
-    /// This pod.
     Pod(Box<PodFacts>),
     /// This pod, but it has finished.
     Finished,
@@ -51,7 +45,6 @@ pub enum Found {
 /// The API of the cluster.
 #[async_trait]
 pub trait Api: Send + Sync + 'static {
-    /// Makes a binding.
     async fn bind(&self, binding: &Binding) -> Result<(), BindFailure>;
 
     /// Reads one pod, as it is now and not from a cache.

@@ -3,36 +3,34 @@
 use std::borrow::Cow;
 
 use gpu_migrate_model::ask::PodKind;
+use gpu_migrate_model::capacity::RequestSummary;
 use gpu_migrate_model::ledger::{HolderId, Ledger};
-use gpu_migrate_model::place::{NodeView, Placement, Refusal, place};
+use gpu_migrate_model::place::{NodeView, Placement, Refusal, footprint, place, place_on};
+use gpu_migrate_model::units::CardIndex;
 
 use crate::score::NodeScorer;
 use crate::state::NodeInfo;
-use crate::state::capacity::RequestSummary;
-use crate::state::node::{Inventory, NodeOccupancy, share_of};
+use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::{Cards, PodFacts, cards_of, compact};
 
-/// Whether `pod` fits on the node, by the first look where that tells.
+/// Whether `pod` fits on the node, by the fast fit where that tells.
 ///
 /// # Errors
 /// Why it does not.
 pub fn fits(info: &NodeInfo, pod: &PodFacts, summary: RequestSummary) -> Result<(), Refusal> {
-    match info.capacity.fast_fit(summary) {
-        Some(answer) => answer,
-        None => placement(&info.inventory, &info.occupancy, pod).map(|_| ()),
-    }
+    info.capacity.fits(summary, || placement(&info.inventory, &info.occupancy, pod, None))
 }
 
-/// The same where the pod's own assumption, or the victims of a preemption, are thought away.
+/// The same where the pod's own assumption, or the victims of a preemption, are left out.
 ///
 /// # Errors
 /// Why it does not fit even so.
 pub fn fits_without(info: &NodeInfo, pod: &PodFacts, without: impl Fn(&str) -> bool) -> Result<(), Refusal> {
     let (_, occupancy) = info.occupancy_without(without);
-    placement(&info.inventory, &occupancy, pod).map(|_| ())
+    placement(&info.inventory, &occupancy, pod, None).map(drop)
 }
 
-/// The cards for `pod` on this node, by the model's evaluators.
+/// The cards for `pod` on this node, by the model's evaluators; on one card alone where `card` is given.
 ///
 /// # Errors
 /// Why it does not fit.
@@ -40,6 +38,7 @@ pub fn placement(
     inventory: &Inventory,
     occupancy: &NodeOccupancy,
     pod: &PodFacts,
+    card: Option<CardIndex>,
 ) -> Result<Placement, Refusal> {
     let Ok(ask) = &pod.ask else { return Err(Refusal::Mixed) };
     if pod.kind == PodKind::Shared && inventory.legacy_only {
@@ -50,36 +49,32 @@ pub fn placement(
         _ => Cow::Borrowed(&occupancy.cards[..]),
     };
     let view = NodeView { cards: &cards, tree: &inventory.tree, unattributed: occupancy.unattributed };
-    place(&view, ask, &pod.constraints)
+    match card {
+        Some(card) => place_on(&view, ask, &pod.constraints, card),
+        None => place(&view, ask, &pod.constraints),
+    }
 }
 
 /// Why a choice could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Undecided {
-    /// The pod does not fit (any more).
     #[error("{0}")]
     Refused(#[from] Refusal),
-    /// The books would break an invariant; placement and ledger disagree.
+    /// The ledger would break an invariant; placement and ledger disagree.
     #[error("the ledger refuses the placement: {0}")]
     Ledger(#[from] gpu_migrate_model::ledger::Refused),
 }
 
 /// The cards for `pod` on this node, checked against the ledger (I1, I2). What the pod itself holds there from an
-/// earlier try is thought away first, so that deciding twice is deciding once.
+/// earlier try is left out first, so that deciding twice is deciding once.
 ///
 /// # Errors
 /// Why it does not fit.
 pub fn choose(info: &NodeInfo, pod: &PodFacts, scorer: &NodeScorer) -> Result<Cards, Undecided> {
     let (mut ledger, occupancy) = info.occupancy_without(|uid| uid == &*pod.uid);
-    let narrowed = scorer.card(&occupancy, &info.inventory, pod).and_then(|card| {
-        let mut narrowed = pod.clone();
-        narrowed.constraints.include = vec![occupancy.cards.get(card.position())?.card.uuid.clone()];
-        placement(&info.inventory, &occupancy, &narrowed).ok()
-    });
-    let placement = match narrowed {
-        Some(placement) => placement,
-        None => placement(&info.inventory, &occupancy, pod)?,
-    };
+    let on = |card| placement(&info.inventory, &occupancy, pod, card);
+    let best = scorer.card(&occupancy, &info.inventory, pod).and_then(|card| on(Some(card)).ok());
+    let placement = best.map_or_else(|| on(None), Ok)?;
     let cards = compact(&placement);
     hold(&mut ledger, pod, &cards)?;
     Ok(cards)
@@ -94,8 +89,7 @@ fn hold(
     for (at, container) in pod.asking().filter(|_| pod.kind == PodKind::Shared) {
         let holder = HolderId::new(&*pod.uid, &container.name);
         for card in cards_of(cards, at) {
-            let demand = container.demand;
-            ledger.hold(&holder, card, share_of(demand.cores, demand.blocks, container.kind.phase()))?;
+            ledger.hold(&holder, card, footprint(container))?;
         }
     }
     Ok(())

@@ -8,17 +8,15 @@ use std::io::{self, Write};
 use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand, PodAsk};
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::crd::GPUShadowStatus;
-use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase};
+use gpu_migrate_model::ledger::{Hold, HolderId, Ledger};
 use gpu_migrate_model::names;
-use gpu_migrate_model::place::{Constraints, NodeView, place};
+use gpu_migrate_model::place::{Constraints, NodeView, footprint, place};
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-
-use crate::state::node::share_of;
 
 /// What to make.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -154,7 +152,7 @@ impl Node {
         let placed = place(&view, &ask, &Constraints::default()).ok()?;
         let card = *placed.containers.first()?.1.first()?;
         let holder = HolderId::new(uid_text(seed, uid), "main");
-        self.ledger.hold(&holder, card, share_of(demand.cores, demand.blocks, Phase::Run)).ok()?;
+        self.ledger.hold(&holder, card, footprint(&ask.containers[0])).ok()?;
         let mut pod = pod(&format!("shared-{uid}"), seed, uid, Some(&self.name), share_limits(cores, blocks));
         pod["metadata"]["annotations"] = json!({
             format!("{}0", names::PREDICATE_GPU_INDEX_PREFIX): card.0.to_string(),

@@ -67,7 +67,6 @@ pub struct Metrics {
     calls: Family<CallLabel, Counter>,
     /// Choices made by us that the watch has not confirmed yet.
     pub assumptions: Gauge,
-    /// Nodes known.
     pub nodes: Gauge,
     /// Pods known that ask for cards.
     pub pods: Gauge,
@@ -79,7 +78,6 @@ pub struct Metrics {
     pub expired: Counter,
     /// Gang members whose held bind was given up.
     pub gang_released: Counter,
-    /// Gangs bound whole.
     pub gang_bound: Counter,
     /// Nodes touched to wake pods that only we refused.
     pub requeues: Counter,
@@ -147,7 +145,6 @@ impl Metrics {
         metrics
     }
 
-    /// Counts one call.
     pub fn observe(&self, verb: Verb, outcome: Outcome, took: Duration) {
         self.seconds.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
         self.calls.get_or_create(&CallLabel { verb, outcome }).inc();

@@ -15,42 +15,15 @@ use crate::wire::node::NodeView;
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The file cannot be read.
     #[error("snapshot {path}: {source}")]
-    Read {
-        /// As given.
-        path: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// It is no list.
+    Read { path: String, source: std::io::Error },
     #[error("snapshot {path}: {source}; expected a JSON List of Nodes, Pods and GPUShadows")]
-    Form {
-        /// As given.
-        path: String,
-        /// What serde says.
-        source: serde_json::Error,
-    },
-    /// One of its objects cannot be read.
+    Form { path: String, source: serde_json::Error },
     #[error("snapshot {path}: items[{at}]: {source}")]
-    Item {
-        /// As given.
-        path: String,
-        /// Its place.
-        at: usize,
-        /// What serde says.
-        source: serde_json::Error,
-    },
+    Item { path: String, at: usize, source: serde_json::Error },
     /// An object of a kind that does not belong here.
     #[error("snapshot {path}: items[{at}]: kind {kind:?}; expected Node, Pod, GPUShadow or GPUConfig")]
-    Kind {
-        /// As given.
-        path: String,
-        /// Its place.
-        at: usize,
-        /// As written.
-        kind: String,
-    },
+    Kind { path: String, at: usize, kind: String },
 }
 
 #[derive(Deserialize)]

@@ -177,7 +177,7 @@ type Holds = BTreeMap<HolderId, Hold>;
 
 /// Who has a card. Exactly one kind, except for what was found so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Books {
+enum CardOccupancy {
     Free,
     Legacy(Holds),
     Shared(Holds),
@@ -190,7 +190,7 @@ struct Entry {
     card: Arc<Card>,
     health: Health,
     cordoned: bool,
-    books: Books,
+    occupancy: CardOccupancy,
 }
 
 /// The books of one node.
@@ -212,7 +212,7 @@ impl Ledger {
                 card: Arc::new(card),
                 health: Health::Healthy,
                 cordoned: false,
-                books: Books::Free,
+                occupancy: CardOccupancy::Free,
             })
             .collect();
         Self {
@@ -261,20 +261,20 @@ impl Ledger {
 
     /// Who holds a card, and what.
     pub fn holds(&self, index: CardIndex) -> impl Iterator<Item = (&HolderId, &Hold)> {
-        self.entries.get(index.position()).into_iter().flat_map(|entry| entry.books.holds())
+        self.entries.get(index.position()).into_iter().flat_map(|entry| entry.occupancy.holds())
     }
 
     /// What one container holds, card by card.
     pub fn held_by<'a>(&'a self, holder: &'a HolderId) -> impl Iterator<Item = (CardIndex, &'a Hold)> {
         self.entries.iter().enumerate().filter_map(move |(position, entry)| {
-            entry.books.map()?.get(holder).map(|hold| (CardIndex::from(position), hold))
+            entry.occupancy.map()?.get(holder).map(|hold| (CardIndex::from(position), hold))
         })
     }
 
     /// Every container that holds something, without repeats.
     #[must_use]
     pub fn holders(&self) -> std::collections::BTreeSet<&HolderId> {
-        self.entries.iter().flat_map(|entry| entry.books.holds()).map(|(holder, _)| holder).collect()
+        self.entries.iter().flat_map(|entry| entry.occupancy.holds()).map(|(holder, _)| holder).collect()
     }
 
     /// What may be put on a card next.
@@ -323,7 +323,7 @@ impl Ledger {
         let Some(entry) = self.entries.get(index.position()) else {
             return Err(Refused::NoSuchCard { card: index, count: self.entries.len() });
         };
-        match entry.books.map().and_then(|holds| holds.get(holder)) {
+        match entry.occupancy.map().and_then(|holds| holds.get(holder)) {
             Some(present) if present == hold => return Ok(()),
             Some(_) => return Err(Refused::Changed { card: index, holder: holder.clone() }),
             None => {}
@@ -365,21 +365,21 @@ impl Ledger {
     /// Returns whether the books are in order afterwards; `false` also for a card that is not there.
     pub fn record(&mut self, holder: &HolderId, index: CardIndex, hold: Hold) -> bool {
         let Some(entry) = self.entries.get_mut(index.position()) else { return false };
-        let mut holds = entry.books.take();
+        let mut holds = entry.occupancy.take();
         holds.insert(holder.clone(), hold);
-        entry.books = Books::of(holds, &entry.card, index);
-        !matches!(entry.books, Books::Disputed(_))
+        entry.occupancy = CardOccupancy::of(holds, &entry.card, index);
+        !matches!(entry.occupancy, CardOccupancy::Disputed(_))
     }
 
     /// Removes a container from one card. Returns whether it was there.
     pub fn release_on(&mut self, holder: &HolderId, index: CardIndex) -> bool {
         let Some(entry) = self.entries.get_mut(index.position()) else { return false };
-        if entry.books.map().is_none_or(|holds| !holds.contains_key(holder)) {
+        if entry.occupancy.map().is_none_or(|holds| !holds.contains_key(holder)) {
             return false;
         }
-        let mut holds = entry.books.take();
+        let mut holds = entry.occupancy.take();
         holds.remove(holder);
-        entry.books = Books::of(holds, &entry.card, index);
+        entry.occupancy = CardOccupancy::of(holds, &entry.card, index);
         true
     }
 
@@ -412,14 +412,14 @@ impl Ledger {
     /// that breaks by it shows (init and app containers of one pod overlap; taken apart they may not fit).
     pub fn rename(&mut self, from: &HolderId, to: &HolderId) {
         for (position, entry) in self.entries.iter_mut().enumerate() {
-            if entry.books.map().is_none_or(|holds| !holds.contains_key(from)) {
+            if entry.occupancy.map().is_none_or(|holds| !holds.contains_key(from)) {
                 continue;
             }
-            let mut holds = entry.books.take();
+            let mut holds = entry.occupancy.take();
             if let Some(hold) = holds.remove(from) {
                 holds.insert(to.clone(), hold);
             }
-            entry.books = Books::of(holds, &entry.card, position.into());
+            entry.occupancy = CardOccupancy::of(holds, &entry.card, position.into());
         }
     }
 
@@ -432,21 +432,21 @@ impl Ledger {
             .entries
             .iter()
             .enumerate()
-            .filter_map(|(position, entry)| audit(entry.books.map()?, &entry.card, position.into()))
+            .filter_map(|(position, entry)| audit(entry.occupancy.map()?, &entry.card, position.into()))
             .collect();
         if violations.is_empty() { Ok(()) } else { Err(violations) }
     }
 
     fn write(&mut self, holder: &HolderId, index: CardIndex, hold: Hold) {
         let Some(entry) = self.entries.get_mut(index.position()) else { return };
-        let mut holds = entry.books.take();
+        let mut holds = entry.occupancy.take();
         let legacy = matches!(hold, Hold::Legacy(_));
         holds.insert(holder.clone(), hold);
-        entry.books = if legacy { Books::Legacy(holds) } else { Books::Shared(holds) };
+        entry.occupancy = if legacy { CardOccupancy::Legacy(holds) } else { CardOccupancy::Shared(holds) };
     }
 }
 
-impl Books {
+impl CardOccupancy {
     fn map(&self) -> Option<&Holds> {
         match self {
             Self::Free => None,
@@ -478,22 +478,22 @@ impl Books {
 
 impl Entry {
     fn state(&self) -> CardState {
-        match (&self.books, self.health, self.cordoned) {
-            (Books::Disputed(_), _, _) => CardState::Disputed,
+        match (&self.occupancy, self.health, self.cordoned) {
+            (CardOccupancy::Disputed(_), _, _) => CardState::Disputed,
             (_, Health::Unhealthy, _) => CardState::Unhealthy,
             (_, _, true) => CardState::Cordoned,
-            (Books::Legacy(_), ..) => CardState::Legacy,
-            (Books::Shared(_), ..) => CardState::Shared,
-            (Books::Free, ..) => CardState::Free,
+            (CardOccupancy::Legacy(_), ..) => CardState::Legacy,
+            (CardOccupancy::Shared(_), ..) => CardState::Shared,
+            (CardOccupancy::Free, ..) => CardState::Free,
         }
     }
 
     fn left(&self) -> (Cores, Blocks) {
-        match &self.books {
-            Books::Free => (Cores::CARD, self.card.blocks()),
-            Books::Legacy(_) | Books::Disputed(_) => (Cores::ZERO, Blocks::ZERO),
-            Books::Shared(holds) => {
-                let (cores, blocks) = handed_out(holds);
+        match &self.occupancy {
+            CardOccupancy::Free => (Cores::CARD, self.card.blocks()),
+            CardOccupancy::Legacy(_) | CardOccupancy::Disputed(_) => (Cores::ZERO, Blocks::ZERO),
+            CardOccupancy::Shared(holds) => {
+                let (cores, blocks) = allocated(holds);
                 (Cores::CARD.saturating_sub(cores), self.card.blocks().saturating_sub(blocks))
             }
         }
@@ -507,7 +507,7 @@ impl Entry {
             blocks: self.card.blocks(),
             cores_left,
             blocks_left,
-            holders: self.books.map().map_or(0, |holds| u32::try_from(holds.len()).unwrap_or(u32::MAX)),
+            holders: self.occupancy.map().map_or(0, |holds| u32::try_from(holds.len()).unwrap_or(u32::MAX)),
             state: self.state(),
         }
     }
@@ -518,7 +518,7 @@ impl Entry {
         match self.state() {
             state @ (CardState::Unhealthy | CardState::Cordoned)
                 // What an init container had is handed on to its own pod whatever became of the card since.
-                if !self.books.holds().any(|(other, _)| of_same_pod(other)) =>
+                if !self.occupancy.holds().any(|(other, _)| of_same_pod(other)) =>
             {
                 return Err(Refused::Closed { card: index, state });
             }
@@ -526,11 +526,12 @@ impl Entry {
             _ => {}
         }
         let held_by = |other: &HolderId| Refused::Held { card: index, holder: other.clone() };
-        match (&self.books, hold) {
-            (Books::Shared(holds), Hold::Legacy(_)) | (Books::Legacy(holds), Hold::Share { .. }) => {
+        match (&self.occupancy, hold) {
+            (CardOccupancy::Shared(holds), Hold::Legacy(_))
+            | (CardOccupancy::Legacy(holds), Hold::Share { .. }) => {
                 holds.keys().next().map_or(Ok(()), |other| Err(held_by(other)))
             }
-            (Books::Legacy(holds), Hold::Legacy(slots)) => holds
+            (CardOccupancy::Legacy(holds), Hold::Legacy(slots)) => holds
                 .iter()
                 .find(|(other, theirs)| !of_same_pod(other) && collide(slots, theirs))
                 .map_or(Ok(()), |(other, _)| Err(held_by(other))),
@@ -538,7 +539,7 @@ impl Entry {
                 let before = books.map().cloned().unwrap_or_default();
                 let mut after = before;
                 after.insert(holder.clone(), hold.clone());
-                let (cores, blocks) = handed_out(&after);
+                let (cores, blocks) = allocated(&after);
                 if cores <= Cores::CARD && blocks <= self.card.blocks() {
                     return Ok(());
                 }
@@ -546,7 +547,7 @@ impl Entry {
                 let Hold::Share { cores, blocks, .. } = *hold else { return Ok(()) };
                 Err(Refused::Full { card: index, cores_left, blocks_left, cores, blocks })
             }
-            (Books::Free | Books::Disputed(_), Hold::Legacy(_)) => Ok(()),
+            (CardOccupancy::Free | CardOccupancy::Disputed(_), Hold::Legacy(_)) => Ok(()),
         }
     }
 }
@@ -560,7 +561,7 @@ fn collide(slots: &[Slot], theirs: &Hold) -> bool {
 }
 
 /// What shares add up to: by pod, the larger of what its init and what its running containers have.
-fn handed_out(holds: &Holds) -> (Cores, Blocks) {
+fn allocated(holds: &Holds) -> (Cores, Blocks) {
     let (mut cores, mut blocks) = (Cores::ZERO, Blocks::ZERO);
     // Holders are ordered by pod, so a pod's containers are neighbours.
     let mut rest = holds.iter().peekable();
@@ -599,7 +600,7 @@ fn audit(holds: &Holds, card: &Card, index: CardIndex) -> Option<Violation> {
             }
         }
     }
-    let (cores, blocks) = handed_out(holds);
+    let (cores, blocks) = allocated(holds);
     let capacity = card.blocks();
     (cores > Cores::CARD || blocks > capacity).then_some(Violation::Overcommitted {
         card: index,

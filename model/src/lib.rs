@@ -5,12 +5,14 @@
 
 pub mod annotation;
 pub mod ask;
+pub mod capacity;
 pub mod card;
 pub mod crd;
 pub mod device_id;
 pub mod evaluate;
 pub mod hash;
 pub mod ledger;
+pub mod lifecycle;
 pub mod names;
 pub mod place;
 pub mod quantity;

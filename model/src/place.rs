@@ -52,13 +52,13 @@ pub enum Refusal {
     #[error("pod asks for whole cards and for shares: remove one of the two")]
     Mixed,
     /// The node has no card, or none that the constraints allow.
-    #[error("no card that the pod's constraints allow")]
+    #[error("no card meets the pod's constraints")]
     NoCard,
     /// It asks for more than the empty node has.
     #[error("pod asks for more than the node's cards have")]
     TooBig,
     /// Whole cards are asked for and too few are free.
-    #[error("{free} cards free of other pods, {asked} asked")]
+    #[error("{free} cards are free, {asked} needed")]
     FewCards {
         /// Free cards, without those unattributed to others.
         free: u32,
@@ -67,11 +67,13 @@ pub enum Refusal {
     },
     /// A share is asked for that fits on no card.
     #[error(
-        "{open} cards free of legacy pods, largest free share {cores} and {blocks}, {asked_cores} and {asked_blocks} asked"
+        "no single card has {asked_cores} and {asked_blocks} free (largest free share: {cores} and {blocks}); {open} of {total} cards take shares"
     )]
     NoShare {
-        /// Cards that take shares.
+        /// Cards that take shares: no legacy container holds them, and they are healthy and not cordoned.
         open: u32,
+        /// Cards of the node.
+        total: u32,
         /// Cores left on the card with most cores left.
         cores: Cores,
         /// Blocks left on that card.
@@ -105,46 +107,18 @@ impl Constraints {
     }
 }
 
-/// Whether a pod fits, without choosing its cards where that can be told by counting: the filter's question, asked of
-/// every node of the cluster.
-///
-/// # Errors
-/// [`Refusal`], the same as [`place`]'s.
-pub fn fits(node: &NodeView<'_>, ask: &PodAsk, constraints: &Constraints) -> Result<(), Refusal> {
-    let mut asking = ask.asking();
-    match (asking.next(), asking.next()) {
-        (Some(one), None) if one.demand.legacy == 0 && constraints.is_unconstrained() => {
-            match one.demand.cores.whole_cards() {
-                None if free_cards(node.cards) > node.unattributed
-                    && node.cards.iter().any(|card| card.fits(one.demand.cores, one.demand.blocks)) =>
-                {
-                    Ok(())
-                }
-                Some(count)
-                    if one.demand.blocks == Blocks::ZERO
-                        && free_cards(node.cards) >= node.unattributed + count =>
-                {
-                    Ok(())
-                }
-                _ => place(node, ask, constraints).map(drop),
-            }
-        }
-        _ => place(node, ask, constraints).map(drop),
-    }
-}
-
-/// What a container holds of one of its cards: its share, or all of the card.
+/// What a container holds of each of its cards: its share; or all cores of the card and its part of the blocks that the container
+/// asks for, which is what the node agent gives: as many memory devices as the kubelet asks it for.
 #[must_use]
-pub fn hold_on(container: &ContainerAsk, card_blocks: Blocks) -> Hold {
+pub fn footprint(container: &ContainerAsk) -> Hold {
     let Demand { legacy, cores, blocks } = container.demand;
     if legacy > 0 {
         return Hold::whole();
     }
-    let whole = cores.whole_cards().is_some();
-    Hold::Share {
-        cores: if whole { Cores::CARD } else { cores },
-        blocks: if whole { card_blocks } else { blocks },
-        phase: container.kind.phase(),
+    let phase = container.kind.phase();
+    match cores.whole_cards() {
+        Some(count) => Hold::Share { cores: Cores::CARD, blocks: Blocks(blocks.0.div_ceil(count)), phase },
+        None => Hold::Share { cores, blocks, phase },
     }
 }
 
@@ -163,6 +137,21 @@ pub fn place(node: &NodeView<'_>, ask: &PodAsk, constraints: &Constraints) -> Re
         }
         PodKind::Shared => place_constrained(node, ask, constraints),
     }
+}
+
+/// As [`place`], with every container of a shared pod on this one card: the card that a score has chosen for a share.
+///
+/// # Errors
+/// [`Refusal`] where the card does not do.
+pub fn place_on(
+    node: &NodeView<'_>,
+    ask: &PodAsk,
+    constraints: &Constraints,
+    card: CardIndex,
+) -> Result<Placement, Refusal> {
+    let allowed = |view: &&CardView| view.index == card && constraints.allow(view);
+    let only: Vec<CardView> = node.cards.iter().filter(allowed).cloned().collect();
+    place_shared(&only, node, ask, constraints.order)
 }
 
 fn place_legacy(node: &NodeView<'_>, asked: u32) -> Result<(), Refusal> {
@@ -334,6 +323,7 @@ impl Attempt<'_> {
         let largest = open().max_by_key(|card| (card.cores_left, card.blocks_left));
         Refusal::NoShare {
             open: u32::try_from(open().count()).unwrap_or(u32::MAX),
+            total: u32::try_from(self.cards.len()).unwrap_or(u32::MAX),
             cores: largest.map_or(Cores::ZERO, |card| card.cores_left),
             blocks: largest.map_or(Blocks::ZERO, |card| card.blocks_left),
             asked_cores,
@@ -354,6 +344,7 @@ impl Attempt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::{NodeCapacity, RequestSummary};
     use crate::card::Card;
     use crate::ledger::{Hold, HolderId, Ledger};
     use crate::names::Dialect;
@@ -435,7 +426,7 @@ mod tests {
         let why = on(&ledger, 0, &pod(&[], &[shares(50, 5)]), &Constraints::default());
         assert_eq!(
             why.unwrap_err(),
-            "0 cards free of legacy pods, largest free share 0 cores and 0 blocks, 50 cores and 5 blocks asked"
+            "no single card has 50 cores and 5 blocks free (largest free share: 0 cores and 0 blocks); 0 of 1 cards take shares"
         );
     }
 
@@ -447,9 +438,9 @@ mod tests {
         let table = [
             (
                 on(&full, 0, &pod(&[], &[shares(50, 5)]), &open),
-                "1 cards free of legacy pods, largest free share 40 cores and 7 blocks, 50 cores and 5 blocks asked",
+                "no single card has 50 cores and 5 blocks free (largest free share: 40 cores and 7 blocks); 1 of 2 cards take shares",
             ),
-            (on(&full, 0, &pod(&[], &[shares(100, 0)]), &open), "0 cards free of other pods, 1 asked"),
+            (on(&full, 0, &pod(&[], &[shares(100, 0)]), &open), "0 cards are free, 1 needed"),
             (
                 on(&full, 0, &pod(&[], &[shares(300, 0)]), &open),
                 "pod asks for more than the node's cards have",
@@ -458,13 +449,10 @@ mod tests {
                 on(&full, 0, &pod(&[], &[shares(50, 11)]), &open),
                 "pod asks for more than the node's cards have",
             ),
-            (
-                on(&ledger(0), 0, &pod(&[], &[shares(50, 1)]), &open),
-                "no card that the pod's constraints allow",
-            ),
+            (on(&ledger(0), 0, &pod(&[], &[shares(50, 1)]), &open), "no card meets the pod's constraints"),
             (
                 on(&full, 0, &pod(&[], &[json!({"limits": {"nvidia.com/gpu": "1"}})]), &open),
-                "0 cards free of other pods, 1 asked",
+                "0 cards are free, 1 needed",
             ),
         ];
         for (got, expected) in table {
@@ -473,7 +461,18 @@ mod tests {
     }
 
     #[test]
-    fn promised_cards_are_left_free() {
+    fn a_whole_card_takes_the_memory_that_is_asked_for() {
+        let ask = pod(&[], &[shares(200, 7), shares(50, 5), json!({"limits": {"nvidia.com/gpu": "1"}})]);
+        let held = |at: usize| footprint(&ask.containers[at]);
+        assert_eq!(
+            [held(0), held(1)],
+            [Hold::share(Cores::CARD, Blocks(4)), Hold::share(Cores(50), Blocks(5))]
+        );
+        assert_eq!(held(2), Hold::whole());
+    }
+
+    #[test]
+    fn unattributed_cards_are_left_free() {
         let open = Constraints::default();
         let started = held(ledger(2), 0, Hold::share(Cores(60), Blocks(3)));
         assert_eq!(on(&started, 1, &pod(&[], &[shares(40, 1)]), &open), Ok(vec![vec![0]]));
@@ -515,14 +514,17 @@ mod tests {
                 let cards = ledger.view();
                 let node = NodeView { cards: &cards, tree: &tree, unattributed: 0 };
                 let placed = place(&node, &ask, &Constraints::default());
-                prop_assert_eq!(fits(&node, &ask, &Constraints::default()), placed.clone().map(drop));
+                let free = free_cards(&cards);
+                let summary = RequestSummary::of(&ask, &Constraints::default());
+                if let Some(fast) = NodeCapacity::new(&cards, free, 0, false).fast_fit(summary) {
+                    prop_assert_eq!(fast, placed.clone().map(drop));
+                }
                 let Ok(placement) = placed else { continue };
                 for (position, cards) in placement.containers {
                     let container = &ask.containers[position];
                     let holder = HolderId::new(format!("pod-{number}"), container.name.clone());
                     for card in cards {
-                        let hold = hold_on(container, Blocks(10));
-                        prop_assert_eq!(ledger.hold(&holder, card, hold), Ok(()));
+                        prop_assert_eq!(ledger.hold(&holder, card, footprint(container)), Ok(()));
                     }
                 }
                 prop_assert_eq!(ledger.check(), Ok(()));

@@ -3,6 +3,7 @@
 use crate::waves::{Key, Management, ObservedWorkload};
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::crd::{Counts, GPUMigrationSpec};
+use gpu_migrate_model::lifecycle::is_active;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::CronJob;
@@ -54,7 +55,7 @@ impl Listed {
         let pods = self
             .pods
             .iter()
-            .filter(|pod| in_policy(&pod.metadata, labels(&pod.metadata)) && !is_finished(pod))
+            .filter(|pod| in_policy(&pod.metadata, labels(&pod.metadata)) && is_active(pod))
             .collect::<Vec<_>>();
         let mut seen = Vec::new();
         for workload in &self.workloads {
@@ -106,11 +107,6 @@ fn matches(spec: &GPUMigrationSpec, namespace: &str, pod_labels: &BTreeMap<Strin
 /// An invalid selector selects nothing.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
-}
-
-fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    pod.metadata.deletion_timestamp.is_some() || gpu_migrate_model::view::is_finished(phase)
 }
 
 fn is_labelled(labels: &BTreeMap<String, String>) -> bool {

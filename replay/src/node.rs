@@ -1,6 +1,7 @@
 //! A node as the simulations know it: the model's own ledger, and what placement and scores see of it.
 
 use gpu_migrate_model::ask::PodAsk;
+use gpu_migrate_model::capacity::{NodeCapacity, RequestSummary};
 use gpu_migrate_model::card::{Card, CardView};
 use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Refused};
 use gpu_migrate_model::place::{self, Constraints, NodeView, Placement, Refusal};
@@ -21,40 +22,40 @@ pub struct Request {
 
 /// One node.
 #[derive(Clone, Debug)]
-pub struct SimNode {
+pub struct ReplayNode {
     ledger: Ledger,
-    view: Vec<CardView>,
+    cards: Vec<CardView>,
     tree: Tree,
-    capacity: HostResources,
+    host: HostResources,
     used: (u64, u64),
     models: ModelSet,
+    free: NodeCapacity,
     version: u64,
 }
 
-/// Why a pod could not be put where it was said to fit. Each is a bug of ours.
+/// Why a pod could not be put where it was said to fit. Each is a bug.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Placement refuses.
     #[error("placement refuses what the score chose: {0}")]
     Placement(#[from] Refusal),
-    /// The books refuse.
     #[error("the ledger refuses what placement chose: {0}")]
     Ledger(#[from] Refused),
 }
 
-impl SimNode {
+impl ReplayNode {
     /// An empty node. Its cards are linked all alike: neither traces nor node objects tell of links.
     #[must_use]
     pub fn new(cards: Vec<Card>, host: HostResources, models: ModelSet) -> Self {
         let tree = Topology::uniform(cards.len(), LinkLevel::Pix).tree();
         let ledger = Ledger::new(cards);
-        Self { view: ledger.view(), ledger, tree, capacity: host, used: (0, 0), models, version: 0 }
+        let cards = ledger.view();
+        let free = capacity_of(&cards);
+        Self { ledger, cards, tree, host, used: (0, 0), models, free, version: 0 }
     }
 
-    /// As scores see it.
     #[must_use]
     pub fn capacity(&self) -> FreeCapacity {
-        let mut capacity = FreeCapacity::of(&self.view, 0, self.host());
+        let mut capacity = FreeCapacity::of(&self.cards, 0, self.host());
         capacity.cards.iter_mut().for_each(|card| card.models = self.models);
         capacity
     }
@@ -62,7 +63,8 @@ impl SimNode {
     /// Whether a request fits, by the model's placement and by CPU and memory.
     #[must_use]
     pub fn fits(&self, request: &Request) -> bool {
-        self.host().has(request.host) && place::fits(&self.seen(), &request.ask, &request.constraints).is_ok()
+        let summary = RequestSummary::of(&request.ask, &request.constraints);
+        self.host().has(request.host) && self.free.fits(summary, || self.place(request)).is_ok()
     }
 
     /// The cards that a request would get.
@@ -70,26 +72,24 @@ impl SimNode {
     /// # Errors
     /// Why it does not fit on the cards. CPU and memory are not looked at.
     pub fn place(&self, request: &Request) -> Result<Placement, Refusal> {
-        place::place(&self.seen(), &request.ask, &request.constraints)
+        place::place(&self.view(), &request.ask, &request.constraints)
     }
 
-    /// CPU and memory left.
     #[must_use]
     pub fn host(&self) -> HostResources {
         let less = |whole: u32, used: u64| whole.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX));
         HostResources {
-            cpu_milli: less(self.capacity.cpu_milli, self.used.0),
-            memory_mib: less(self.capacity.memory_mib, self.used.1),
+            cpu_milli: less(self.host.cpu_milli, self.used.0),
+            memory_mib: less(self.host.memory_mib, self.used.1),
         }
     }
 
     /// The cards, with what is left on each.
     #[must_use]
     pub fn cards(&self) -> &[CardView] {
-        &self.view
+        &self.cards
     }
 
-    /// The books.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -101,26 +101,21 @@ impl SimNode {
         self.version
     }
 
-    /// Places a pod as the extender's bind does, a share on the card that was chosen, and writes it into the books. `pod` is unique
+    /// Places a pod as the extender's bind does, a share on the card that was chosen, and records it in the ledger. `pod` is unique
     /// on the node.
     ///
     /// # Errors
     /// [`BindError`] if it does not fit.
     pub fn bind(&mut self, pod: &str, request: &Request, card: Option<CardIndex>) -> Result<(), BindError> {
-        let placement = match card.and_then(|card| self.ledger.card(card)) {
+        let placement = match card {
             None => self.place(request)?,
-            Some(card) => {
-                let include = vec![card.uuid.clone()];
-                let constraints = Constraints { include, ..request.constraints.clone() };
-                place::place(&self.seen(), &request.ask, &constraints)?
-            }
+            Some(card) => place::place_on(&self.view(), &request.ask, &request.constraints, card)?,
         };
         for (position, cards) in placement.containers {
             let container = &request.ask.containers[position];
             let holder = HolderId::new(pod, container.name.clone());
             for card in cards {
-                let hold = place::hold_on(container, self.view[card.position()].blocks);
-                self.ledger.hold(&holder, card, hold)?;
+                self.ledger.hold(&holder, card, place::footprint(container))?;
             }
         }
         self.occupy(request.host);
@@ -128,10 +123,10 @@ impl SimNode {
     }
 
     /// Gives a legacy pod the first free cards, as many as it has or as there are. Returns how many were missing.
-    pub fn seat_legacy(&mut self, pod: &str, cards: u32, host: HostResources) -> u32 {
+    pub fn place_legacy(&mut self, pod: &str, cards: u32, host: HostResources) -> u32 {
         let holder = HolderId::new(pod, "legacy");
         let free: Vec<CardIndex> = self
-            .view
+            .cards
             .iter()
             .filter(|card| card.is_free())
             .map(|card| card.index)
@@ -143,14 +138,12 @@ impl SimNode {
         cards.saturating_sub(u32::try_from(held).unwrap_or(u32::MAX))
     }
 
-    /// Takes CPU and memory.
     pub fn occupy(&mut self, host: HostResources) {
         self.used.0 += u64::from(host.cpu_milli);
         self.used.1 += u64::from(host.memory_mib);
         self.changed();
     }
 
-    /// Takes a pod off.
     pub fn release(&mut self, pod: &str, host: HostResources) {
         self.ledger.release_pod(pod);
         self.used.0 = self.used.0.saturating_sub(u64::from(host.cpu_milli));
@@ -158,12 +151,19 @@ impl SimNode {
         self.changed();
     }
 
-    fn seen(&self) -> NodeView<'_> {
-        NodeView { cards: &self.view, tree: &self.tree, unattributed: 0 }
+    fn view(&self) -> NodeView<'_> {
+        NodeView { cards: &self.cards, tree: &self.tree, unattributed: 0 }
     }
 
     fn changed(&mut self) {
-        self.view = self.ledger.view();
+        self.cards = self.ledger.view();
+        self.free = capacity_of(&self.cards);
         self.version += 1;
     }
+}
+
+/// Shares and legacy pods see the same cards here: no card is reserved, and it is known who holds which.
+fn capacity_of(cards: &[CardView]) -> NodeCapacity {
+    let free = cards.iter().filter(|card| card.is_free()).count();
+    NodeCapacity::new(cards, u32::try_from(free).unwrap_or(u32::MAX), 0, false)
 }

@@ -31,7 +31,7 @@ fn run(setup: &Setup, policies: &[Policy], seeds: &[u64]) -> Vec<Outcome> {
     experiment::run(setup, policies, seeds, 4, |_, _| {}).unwrap()
 }
 
-/// Placement and books are asked at every bind and would refuse an overcommit: a replay that ends is one that kept I2.
+/// Placement and ledger are asked at every bind and would refuse an overcommit: a replay that ends is one that kept I2.
 #[test]
 fn no_policy_gives_out_more_than_there_is_or_was_asked_for() {
     for outcome in run(&small(), &ALL, &[1, 2, 3]) {

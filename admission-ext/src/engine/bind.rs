@@ -22,13 +22,10 @@ use crate::wire::{BindArgs, answer};
 /// Why a pod was not bound. The text goes into an Event on the pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// Not synced or not leading.
     #[error("{0}")]
     NotReady(&'static str),
-    /// The body makes no sense.
     #[error("{0}")]
     Wire(String),
-    /// There is no such pod (any more).
     #[error("pod {pod} with UID {uid} does not exist any more")]
     Gone {
         /// `namespace/name`
@@ -36,15 +33,12 @@ pub enum BindError {
         /// As the scheduler named it.
         uid: String,
     },
-    /// The pod runs elsewhere.
     #[error("pod {pod} is already bound to node {node}")]
     Elsewhere {
         /// `namespace/name`
         pod: String,
-        /// Where it is.
         node: String,
     },
-    /// The same pod is being bound by another call.
     #[error("pod {pod}: an earlier bind is still under way")]
     UnderWay {
         /// `namespace/name`
@@ -58,48 +52,34 @@ pub enum BindError {
         /// The node of the earlier bind.
         node: String,
     },
-    /// The node is not known.
     #[error("node {node} is not known to gpu-migrate-extender")]
     NoNode {
         /// As the scheduler named it.
         node: String,
     },
-    /// What the pod asks for makes no sense.
     #[error("pod {pod}: {problem}")]
     Ask {
         /// `namespace/name`
         pod: String,
-        /// What is wrong.
         problem: String,
     },
-    /// It does not fit (any more).
     #[error("node {node}: {source}")]
-    Undecided {
-        /// The node.
-        node: String,
-        /// Why.
-        source: Undecided,
-    },
-    /// A quota of the namespace would be broken.
+    Undecided { node: String, source: Undecided },
     #[error("{0}")]
     Quota(String),
-    /// The gang was not bound.
     #[error("gang {gang}: {why}; no member is bound, all are tried again")]
     Gang {
         /// Namespace and name of the gang.
         gang: String,
-        /// Why not.
         why: String,
     },
     /// The API server did not bind it, or did not say so.
     #[error("{0}")]
     Api(BindFailure),
-    /// The pod cannot be read.
     #[error("pod {pod} cannot be looked up: {problem}")]
     LookUp {
         /// `namespace/name`
         pod: String,
-        /// What the API says.
         problem: String,
     },
 }

@@ -9,12 +9,12 @@ use super::{Engine, Reply};
 use crate::decide::{fits, fits_without, placement};
 use crate::metrics::{Outcome, Verb};
 use crate::score::scale;
-use crate::state::capacity::RequestSummary;
 use crate::state::node::{NodeFacts, occupancy};
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, NodeId};
 use crate::wire::answer::{self, Verdict};
 use crate::wire::{Nodes, Request};
+use gpu_migrate_model::capacity::RequestSummary;
 
 /// Nodes looked at before a waiting bind is let in.
 const BETWEEN_BREATHS: usize = 512;
@@ -99,7 +99,7 @@ impl Engine {
             let never = Verdict::Unresolvable(reasons.text(problem));
             return (vec![never; nodes.len()], reasons);
         }
-        let summary = RequestSummary::of(pod);
+        let summary = pod.summary();
         let mut verdicts = Vec::with_capacity(nodes.len());
         let mut cluster = self.cluster.read();
         let noted = !dry_run && pod.kind != PodKind::Plain && !nodes.is_empty();
@@ -159,7 +159,7 @@ impl Engine {
                 Some(facts) => {
                     let inventory = facts.inventory(name);
                     let (_, occupancy) = occupancy(&inventory, &facts, &[], std::iter::empty(), |_| false);
-                    placement(&inventory, &occupancy, pod).map(|_| ())
+                    placement(&inventory, &occupancy, pod, None).map(drop)
                 }
                 None => {
                     let unknown = "gpu-migrate-extender has not seen the node yet";

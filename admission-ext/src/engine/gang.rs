@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::bind::BindError;
 use crate::decide::placement;
-use crate::state::capacity::{NodeCapacity, RequestSummary};
 use crate::state::node::Placed;
 use crate::state::pod::{Cards, GangRef, PodFacts, compact};
 use crate::state::{Cluster, NodeInfo};
+use gpu_migrate_model::capacity::{NodeCapacity, RequestSummary};
 
 /// How many bindings of one gang are on their way at a time.
 const AT_A_TIME: usize = 16;
@@ -280,8 +280,7 @@ pub(super) fn still_missing<'a>(
 ///
 /// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
 fn all_fit(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
-    let mut left: Vec<(&PodFacts, RequestSummary)> =
-        pods.iter().map(|pod| (*pod, RequestSummary::of(pod))).collect();
+    let mut left: Vec<(&PodFacts, RequestSummary)> = pods.iter().map(|pod| (*pod, pod.summary())).collect();
     left.sort_by_key(|(pod, _)| {
         let demand = pod.demand();
         std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks))
@@ -322,7 +321,7 @@ fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)
             return true;
         }
         let occupancy = info.occupancy_with(&scratch);
-        let Ok(placed) = placement(&info.inventory, &occupancy, pod) else { return true };
+        let Ok(placed) = placement(&info.inventory, &occupancy, pod, None) else { return true };
         scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
         false
     });

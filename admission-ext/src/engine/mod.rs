@@ -27,7 +27,6 @@ use crate::state::{Cluster, Freed};
 /// Now, by both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// For deadlines.
     pub instant: Instant,
     /// For `predicate-time`: nanoseconds since 1970.
     pub unix_nanos: u128,
@@ -36,7 +35,6 @@ pub struct Now {
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Now + Send + Sync>;
 
-/// The machine's clocks.
 #[must_use]
 pub fn machine_clock() -> Clock {
     Arc::new(|| Now {
@@ -48,7 +46,6 @@ pub fn machine_clock() -> Clock {
 /// What is configured.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How pods are read.
     pub rules: Rules,
     /// How nodes and cards are compared.
     pub scoring: ScoringStrategy,
@@ -76,9 +73,7 @@ impl Default for Settings {
 /// Whether a replica is the one that binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leads {
-    /// Another one is.
     Not,
-    /// There is no other.
     Alone,
     /// It is, certainly until then.
     Until(Instant),
@@ -87,9 +82,7 @@ pub enum Leads {
 /// An answer: the body and what to count it as.
 #[derive(Debug)]
 pub struct Reply {
-    /// JSON.
     pub body: Vec<u8>,
-    /// For the metrics.
     pub outcome: Outcome,
 }
 
@@ -103,7 +96,6 @@ pub struct Engine {
     /// UIDs of the pods that are being bound right now.
     binding: Mutex<std::collections::HashSet<Arc<str>>>,
     gangs: Mutex<gang::Gangs>,
-    /// Caches are filled.
     synced: AtomicBool,
     /// Until when this replica is certainly the one that binds.
     leads: Mutex<Leads>,
@@ -141,13 +133,11 @@ impl Engine {
         (Arc::new(engine), requeues)
     }
 
-    /// What is configured.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// What is counted.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
@@ -167,7 +157,6 @@ impl Engine {
         self.metrics.ready.set(i64::from(self.is_ready()));
     }
 
-    /// Whether it may answer.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.not_ready().is_none()
@@ -194,7 +183,6 @@ impl Engine {
         }
     }
 
-    /// Looks at the state.
     pub fn read<T>(&self, look: impl FnOnce(&Cluster) -> T) -> T {
         look(&self.cluster.read())
     }
@@ -237,7 +225,6 @@ impl Engine {
         self.change(|cluster| cluster.set_node(name, facts));
     }
 
-    /// A Node is gone.
     pub fn remove_node(&self, name: &str) {
         self.change(|cluster| cluster.remove_node(name));
     }
@@ -247,12 +234,10 @@ impl Engine {
         self.change(|cluster| cluster.set_shadow(name, shadow));
     }
 
-    /// A GPUShadow is gone.
     pub fn remove_shadow(&self, name: &str) {
         self.change(|cluster| cluster.remove_shadow(name));
     }
 
-    /// The owner's GPUConfig.
     pub fn set_config(&self, config: GPUConfigSpec) {
         self.change(|cluster| {
             cluster.set_config(config);

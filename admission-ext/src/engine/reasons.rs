@@ -1,6 +1,6 @@
 //! Reasons of refusal, few and stable: the scheduler counts nodes by the text (FACTS 4.7).
 //!
-//! On a handful of nodes the numbers help ("largest free share 40 cores"). On thousands every node has its own, and the
+//! On a handful of nodes the numbers help ("largest free share: 40 cores"). On thousands every node has its own, and the
 //! event would be a list of them; then the text leaves out what differs between nodes.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use gpu_migrate_model::place::Refusal;
 
 use crate::wire::answer::Verdict;
 
-/// Texts with numbers beyond this many are told without.
+/// Beyond this many different texts the numbers are left out.
 const TEXTS: usize = 4;
 
 /// The reasons of one answer.
@@ -27,7 +27,7 @@ enum Reason {
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Key {
-    Refusal(u8, [u32; 5]),
+    Refusal(u8, [u32; 6]),
     Text(String),
 }
 
@@ -57,7 +57,6 @@ impl Reasons {
         id
     }
 
-    /// The texts, by place.
     pub(super) fn texts(&self) -> Vec<String> {
         let brief = self.refusals.len() > TEXTS;
         self.refusals
@@ -73,23 +72,21 @@ impl Reasons {
 
 fn key(refusal: &Refusal) -> Key {
     match refusal {
-        Refusal::Mixed => Key::Refusal(0, [0; 5]),
-        Refusal::NoCard => Key::Refusal(1, [0; 5]),
-        Refusal::TooBig => Key::Refusal(2, [0; 5]),
-        Refusal::FewCards { free, asked } => Key::Refusal(3, [*free, *asked, 0, 0, 0]),
-        Refusal::NoShare { open, cores, blocks, asked_cores, asked_blocks } => {
-            Key::Refusal(4, [*open, cores.0, blocks.0, asked_cores.0, asked_blocks.0])
+        Refusal::Mixed => Key::Refusal(0, [0; 6]),
+        Refusal::NoCard => Key::Refusal(1, [0; 6]),
+        Refusal::TooBig => Key::Refusal(2, [0; 6]),
+        Refusal::FewCards { free, asked } => Key::Refusal(3, [*free, *asked, 0, 0, 0, 0]),
+        Refusal::NoShare { open, total, cores, blocks, asked_cores, asked_blocks } => {
+            Key::Refusal(4, [*open, *total, cores.0, blocks.0, asked_cores.0, asked_blocks.0])
         }
     }
 }
 
 fn without_numbers(refusal: &Refusal) -> String {
     match refusal {
-        Refusal::FewCards { asked, .. } => format!("too few cards free of other pods, {asked} asked"),
+        Refusal::FewCards { asked, .. } => format!("too few cards are free, {asked} needed"),
         Refusal::NoShare { asked_cores, asked_blocks, .. } => {
-            format!(
-                "no card free of legacy pods has room for the share, {asked_cores} and {asked_blocks} asked"
-            )
+            format!("no single card has {asked_cores} and {asked_blocks} free")
         }
         other => other.to_string(),
     }
@@ -100,12 +97,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_nodes_are_told_with_numbers_and_many_without() {
+    fn few_nodes_get_texts_with_numbers_and_many_without() {
         let mut reasons = Reasons::default();
         let verdicts: Vec<Verdict> =
             (0..3).map(|free| reasons.refuse(Refusal::FewCards { free, asked: 4 })).collect();
         assert_eq!(verdicts, [Verdict::Failed(0), Verdict::Failed(1), Verdict::Failed(2)]);
-        assert_eq!(reasons.texts()[1], "1 cards free of other pods, 4 asked");
+        assert_eq!(reasons.texts()[1], "1 cards are free, 4 needed");
         assert_eq!(reasons.refuse(Refusal::FewCards { free: 1, asked: 4 }), Verdict::Failed(1));
 
         assert_eq!(reasons.refuse(Refusal::NoCard), Verdict::Unresolvable(3));

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use crate::decide::fits;
-use crate::state::capacity::RequestSummary;
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, Freed, NodeInfo};
 
@@ -175,6 +174,6 @@ impl Engine {
         }
         // What is freed here of a quota can be used on another node.
         let by_quota = cluster.quotas().concern(&pod.namespace);
-        by_quota || info.selected_by(pod) && fits(info, pod, RequestSummary::of(pod)).is_ok()
+        by_quota || info.selected_by(pod) && fits(info, pod, pod.summary()).is_ok()
     }
 }

@@ -26,22 +26,10 @@ impl std::fmt::Debug for Token {
 /// Why the configuration of callers cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CallersError {
-    /// The token file cannot be read.
     #[error("--token-file {path}: {source}")]
-    Read {
-        /// As given.
-        path: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// A short token can be guessed.
+    Read { path: String, source: std::io::Error },
     #[error("--token-file {path}: the token has {got} bytes; expected at least 16")]
-    Short {
-        /// As given.
-        path: String,
-        /// Its length.
-        got: usize,
-    },
+    Short { path: String, got: usize },
 }
 
 impl Callers {

@@ -21,7 +21,6 @@ use crate::metrics::Verb;
 /// 5,000 whole Node objects of 15 KB: what `nodeCacheCapable: false` may send.
 pub const MAX_BODY: usize = 96 << 20;
 
-/// The scheduler's port.
 pub fn verbs(engine: Arc<Engine>, callers: Callers) -> Router {
     let admit = move |State(engine): State<Arc<Engine>>, request: Request, next: Next| {
         let admitted = callers.admit(request.headers());

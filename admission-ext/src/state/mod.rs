@@ -6,7 +6,6 @@
 //!                                                    └── nodes: one per node, books ready made ──► filter, prioritize
 //! ```
 
-pub mod capacity;
 pub mod node;
 pub mod pod;
 pub mod quota;
@@ -20,10 +19,10 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::names;
 
-use self::capacity::NodeCapacity;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
+use gpu_migrate_model::capacity::NodeCapacity;
 
 /// Where a node is in [`Cluster::nodes`]; never reused while the process lives.
 pub type NodeId = usize;
@@ -36,17 +35,14 @@ pub struct NodeInfo {
     known: bool,
     /// The books in a few words, for the first look of filter.
     pub capacity: NodeCapacity,
-    /// Its name.
     pub name: Arc<str>,
     /// What the Node object says; `None` while only its shadow or its pods are known.
     pub facts: Option<NodeFacts>,
-    /// Its cards.
     pub inventory: Inventory,
     /// What its bridge found on it.
     pub published: Vec<PublishedHold>,
     /// Pods bound to it or assumed on it, by UID.
     pub pods: HashMap<Arc<str>, Placed>,
-    /// The books that follow.
     pub occupancy: NodeOccupancy,
     /// Counts up whenever the books change.
     pub generation: u64,
@@ -97,7 +93,13 @@ impl NodeInfo {
             self.reserved.clone()
         };
         self.occupancy = self.occupancy_without(|_| false).1;
-        self.capacity = NodeCapacity::of(&self.occupancy, &self.inventory);
+        let (occupancy, inventory) = (&self.occupancy, &self.inventory);
+        self.capacity = NodeCapacity::new(
+            &occupancy.for_shares(inventory),
+            occupancy.free_cards(),
+            occupancy.unattributed,
+            inventory.legacy_only,
+        );
         self.generation += 1;
         self.stale = false;
     }
@@ -106,9 +108,7 @@ impl NodeInfo {
 /// A choice of ours that the watch has not confirmed yet.
 #[derive(Clone, Debug)]
 pub struct Assumption {
-    /// The node.
     pub node: Arc<str>,
-    /// The cards.
     pub cards: Cards,
     /// When its outcome is looked up if nothing was heard until then.
     pub until: Instant,
@@ -151,7 +151,6 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// An empty cluster.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -254,7 +253,6 @@ impl Cluster {
         self.nodes.len()
     }
 
-    /// All nodes.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
         self.nodes.iter().filter(|info| info.known)
     }
@@ -265,7 +263,6 @@ impl Cluster {
         self.pods.get(uid).map(|known| &known.pod)
     }
 
-    /// All pods.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
         self.pods.values().map(|known| &known.pod)
     }
@@ -307,7 +304,6 @@ impl Cluster {
         }
     }
 
-    /// A Node is gone.
     pub fn remove_node(&mut self, name: &str) {
         let id = self.node_id(name);
         self.change(id, |info| info.facts = None);
@@ -323,7 +319,6 @@ impl Cluster {
         });
     }
 
-    /// A GPUShadow is gone.
     pub fn remove_shadow(&mut self, name: &str) {
         let id = self.node_id(name);
         self.change(id, |info| {

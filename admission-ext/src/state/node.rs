@@ -12,9 +12,10 @@ use gpu_migrate_model::card::{Card, CardState, CardView, Health};
 use gpu_migrate_model::crd::GPUShadowStatus;
 use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase};
 use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::place::footprint;
 use gpu_migrate_model::quantity::Quantity;
 use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
-use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+use gpu_migrate_model::units::{CardIndex, Cores};
 use gpu_migrate_model::view::ExtendedResources;
 use gpu_migrate_model::view::json::{Amount, Map};
 
@@ -24,7 +25,6 @@ use crate::wire::node::NodeView;
 /// What the Node object says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Cards or UUIDs that an owner took out of allocation.
     pub cordoned: Vec<String>,
@@ -37,11 +37,8 @@ pub struct NodeFacts {
 /// Amounts of the three resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// vcuda cores.
     pub cores: u32,
-    /// Blocks.
     pub blocks: u32,
-    /// Legacy cards.
     pub legacy: u32,
 }
 
@@ -131,7 +128,6 @@ pub struct Inventory {
     pub cordoned: Vec<CardIndex>,
     /// Those that shares never use, by the owner's GPUConfig.
     pub reserved: Vec<u32>,
-    /// How they are linked.
     pub tree: Arc<Tree>,
     /// Cards that are not offered although it is not known which.
     pub withheld: u32,
@@ -159,20 +155,15 @@ impl Default for Inventory {
 /// A hold that the node's bridge published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedHold {
-    /// Who.
     pub holder: HolderId,
-    /// Where.
     pub card: CardIndex,
-    /// What.
     pub hold: Hold,
 }
 
 /// What a GPUShadow says.
 #[derive(Clone, Debug, Default)]
 pub struct ShadowFacts {
-    /// The cards.
     pub inventory: Inventory,
-    /// Who holds them.
     pub published: Vec<PublishedHold>,
 }
 
@@ -206,9 +197,7 @@ impl ShadowFacts {
 /// A pod on a node: bound there, or assumed to be.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// The pod.
     pub pod: Arc<PodFacts>,
-    /// Its cards, where known.
     pub cards: Cards,
 }
 
@@ -314,13 +303,9 @@ fn record(
         let mut known = if published { wanted } else { 0 };
         if !published {
             for card in cards_of(&placed.cards, at) {
-                let hold = match placed.pod.kind {
-                    PodKind::Legacy => Hold::whole(),
-                    _ => share_of(container.demand.cores, container.demand.blocks, container.kind.phase()),
-                };
                 let lost = placed.pod.kind != PodKind::Legacy && legacy.contains(&card);
                 if card.position() < ledger.len() && !lost {
-                    ledger.record(&holder, card, hold);
+                    ledger.record(&holder, card, footprint(container));
                     known += 1;
                 }
             }
@@ -332,16 +317,4 @@ fn record(
         }
     }
     unknown.0.max(unknown.1)
-}
-
-/// What one card of a shared container's demand holds: the whole card for 100·n cores, with its part of the memory.
-#[must_use]
-pub fn share_of(cores: Cores, blocks: Blocks, phase: Phase) -> Hold {
-    match cores.whole_cards() {
-        Some(cards) => {
-            let blocks = Blocks(blocks.0.div_ceil(cards));
-            Hold::Share { cores: Cores::CARD, blocks, phase }
-        }
-        None => Hold::Share { cores, blocks, phase },
-    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpu_migrate_model::annotation::{self, Choice};
 use gpu_migrate_model::ask::{AskError, ContainerAsk, Demand, PodAsk, PodKind};
+use gpu_migrate_model::capacity::RequestSummary;
 use gpu_migrate_model::evaluate::CardOrder;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::{Constraints, Placement};
@@ -118,6 +119,13 @@ impl PodFacts {
         let all = self.ask.iter().flat_map(|ask| ask.containers.iter().enumerate());
         all.filter(|(_, container)| !container.demand.is_none())
             .filter_map(|(at, container)| Some((u16::try_from(at).ok()?, container)))
+    }
+
+    /// What the fast fit needs of it.
+    #[must_use]
+    pub fn summary(&self) -> RequestSummary {
+        let ask = self.ask.as_ref();
+        ask.map_or(RequestSummary::Complex, |ask| RequestSummary::of(ask, &self.constraints))
     }
 
     /// What the pod asks for as a whole.

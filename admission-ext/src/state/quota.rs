@@ -26,9 +26,7 @@ pub struct Place {
 /// Cores and blocks in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Cores.
     pub cores: u64,
-    /// Blocks.
     pub blocks: u64,
 }
 
@@ -75,7 +73,6 @@ pub struct Quotas {
 pub struct Exceeded {
     pool: Option<String>,
     model: Option<String>,
-    /// For the scheduler's event.
     pub reason: String,
 }
 

@@ -10,7 +10,6 @@ use super::Nodes;
 /// What filter says of one node. Reasons are places in a list, because the same text comes thousands of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The pod fits.
     Fits,
     /// It does not fit now; preemption could help.
     Failed(u16),
@@ -87,9 +86,7 @@ pub fn binding(error: Option<&str>) -> Vec<u8> {
 /// One node of `ExtenderPreemptionResult`: the victims that stay victims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept<'a> {
-    /// Node name.
     pub node: &'a str,
-    /// UIDs of the victims.
     pub uids: Vec<&'a str>,
     /// PodDisruptionBudgets that would be violated.
     pub pdb_violations: i64,
@@ -173,7 +170,6 @@ impl Buffer {
     }
 }
 
-/// A JSON string.
 fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

@@ -27,7 +27,6 @@ pub enum WireError {
         verb: &'static str,
         /// The Go type that belongs there.
         kind: &'static str,
-        /// What serde says.
         source: serde_json::Error,
     },
     /// Neither `Nodes` nor `NodeNames` was set.
@@ -42,7 +41,6 @@ pub enum WireError {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderArgs<'a> {
-    /// The pod to place.
     #[serde(borrow)]
     pub pod: PodView<'a>,
     /// Whole nodes; set where `nodeCacheCapable` is false.
@@ -79,7 +77,6 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// No node at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -104,9 +101,7 @@ impl<'a> Nodes<'a> {
 /// Body of filter and prioritize, with the two node forms folded into one.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The pod to place.
     pub pod: PodView<'a>,
-    /// The nodes in question.
     pub nodes: Nodes<'a>,
 }
 
@@ -134,9 +129,7 @@ impl<'a> Request<'a> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct BindArgs<'a> {
-    /// Name of the pod.
     pub pod_name: &'a str,
-    /// Its namespace.
     pub pod_namespace: &'a str,
     /// Its UID: a pod of the same name that was made anew has another.
     #[serde(rename = "PodUID")]
@@ -212,9 +205,7 @@ struct MetaPod<'a> {
 /// The victims that kube-scheduler proposes on one node, in its order (most important pod last to go first).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeVictims<'a> {
-    /// Node name.
     pub node: &'a str,
-    /// UIDs.
     pub uids: Vec<&'a str>,
     /// PodDisruptionBudgets that would be violated; passed through.
     pub pdb_violations: i64,

@@ -13,10 +13,8 @@ use serde_json::value::RawValue;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeView<'a> {
-    /// Identity.
     #[serde(borrow)]
     pub metadata: MetaView<'a>,
-    /// Capacity.
     #[serde(borrow)]
     pub status: NodeStatus<'a>,
 }
@@ -25,7 +23,6 @@ pub struct NodeView<'a> {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus<'a> {
-    /// What the node has.
     #[serde(borrow)]
     pub capacity: Map<'a, Amount<'a>, ExtendedResources>,
     /// What of it is offered.
@@ -50,7 +47,6 @@ impl Watchable for NodeView<'static> {
 /// A node of a request, as text with its name.
 #[derive(Debug)]
 pub struct NodeItem<'a> {
-    /// Name.
     pub name: Text<'a>,
     /// The whole object, to be handed back unchanged.
     pub raw: &'a RawValue,

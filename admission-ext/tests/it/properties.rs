@@ -9,7 +9,6 @@ use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::decide::placement;
 use gpu_migrate_admission_ext::engine::{Clock, Engine, Now, Settings};
-use gpu_migrate_admission_ext::state::capacity::RequestSummary;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use gpu_migrate_model::score::ScoringStrategy;
 use proptest::prelude::*;
@@ -80,8 +79,8 @@ proptest! {
         let facts = facts(&pod);
         engine.read(|cluster| {
             let info = cluster.node("a").unwrap();
-            let Some(look) = info.capacity.fast_fit(RequestSummary::of(&facts)) else { return Ok(()) };
-            let placed = placement(&info.inventory, &info.occupancy, &facts).map(|_| ());
+            let Some(look) = info.capacity.fast_fit(facts.summary()) else { return Ok(()) };
+            let placed = placement(&info.inventory, &info.occupancy, &facts, None).map(drop);
             prop_assert_eq!(look, placed);
             Ok(())
         })?;

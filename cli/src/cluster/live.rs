@@ -4,6 +4,7 @@ use crate::manifest::{Manifest, Origin, Source};
 use crate::progress::Progress;
 use anyhow::Context as _;
 use gpu_migrate_model::annotation::is_of_choice;
+use gpu_migrate_model::lifecycle::is_terminal_phase;
 use gpu_migrate_model::names::{GROUP, VERSION};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
@@ -64,7 +65,7 @@ fn is_wanted(kind: &str, object: &Value) -> bool {
     let controlled = owners.into_iter().flatten().any(|owner| owner["controller"] == true);
     let phase = object.pointer("/status/phase").and_then(Value::as_str);
     let ended = match kind {
-        "Pod" => gpu_migrate_model::view::is_finished(phase),
+        "Pod" => phase.is_some_and(is_terminal_phase),
         "Job" => object.pointer("/status/completionTime").is_some(),
         _ => false,
     };

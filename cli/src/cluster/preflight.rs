@@ -5,7 +5,7 @@
 mod nodes;
 mod schedulers;
 
-use super::snapshot::{has_cards, is_finished};
+use super::snapshot::has_cards;
 use super::{Answer, Snapshot, quota, verify};
 use crate::exit::Exit;
 use crate::manifest::{Manifest, Origin, Source};
@@ -15,6 +15,7 @@ use crate::style::{ADDED, FAINT, REMOVED, WARNING, paint};
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::crd::GPUShadow;
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -340,7 +341,7 @@ fn quotas(snapshot: &Snapshot, report: &mut Report) {
 
 fn pods(snapshot: &Snapshot, report: &mut Report) {
     let mut objects =
-        snapshot.pods.iter().filter(|pod| !is_finished(pod)).filter_map(pod_as_created).collect::<Vec<_>>();
+        snapshot.pods.iter().filter(|pod| !is_terminal(pod)).filter_map(pod_as_created).collect::<Vec<_>>();
     objects.extend(snapshot.namespaces.iter().filter_map(|namespace| manifest("v1", "Namespace", namespace)));
     objects.extend(
         snapshot
@@ -370,7 +371,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             );
         }
     }
-    if let Some(pod) = snapshot.pods.iter().find(|pod| !is_finished(pod) && init_asks(pod)) {
+    if let Some(pod) = snapshot.pods.iter().find(|pod| !is_terminal(pod) && init_asks(pod)) {
         let found = format!(
             "{}/{} uses cards in an init container",
             pod.namespace().unwrap_or_default(),

@@ -167,11 +167,6 @@ fn gates(metrics: &str) -> BTreeMap<String, bool> {
     lines.filter_map(gate).collect()
 }
 
-/// No container of the pod runs or will run.
-pub(crate) fn is_finished(pod: &Pod) -> bool {
-    gpu_migrate_model::view::is_finished(pod.status.as_ref().and_then(|status| status.phase.as_deref()))
-}
-
 /// Whether the node has cards, or is labelled as if it had.
 pub(crate) fn has_cards(node: &Node) -> bool {
     let dialect = Dialect::default();

@@ -1,6 +1,5 @@
 //! `gpu-migrate top`: usage by node, holders, pending pods.
 
-use super::snapshot::is_finished;
 use super::{Answer, Output, Snapshot, columns, runtime};
 use crate::args::TopArgs;
 use crate::exit::Exit;
@@ -8,6 +7,7 @@ use crate::style::{ADDED, FAINT, HEAD, PLACE, WARNING, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUShadow};
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::units::{Cores, MIB_PER_BLOCK};
 use kube::ResourceExt as _;
@@ -134,7 +134,7 @@ fn waiting(snapshot: &Snapshot) -> Vec<Waiting> {
     let unbound = snapshot
         .pods
         .iter()
-        .filter(|pod| !is_finished(pod) && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()));
+        .filter(|pod| !is_terminal(pod) && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()));
     let asking = unbound.filter_map(|pod| {
         let ask = PodAsk::of(pod, &dialect).ok()?;
         let kind = match ask.kind() {

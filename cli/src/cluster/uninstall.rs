@@ -1,13 +1,13 @@
 //! `gpu-migrate uninstall`: removes everything, in an order that breaks nothing.
 
 use super::change::MANAGER;
-use super::snapshot::is_finished;
 use super::{Answer, Output, Snapshot};
 use crate::args::UninstallArgs;
 use crate::exit::Exit;
 use crate::progress::Progress;
 use crate::style::{FAINT, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::api::rbac::v1::RoleBinding;
@@ -72,7 +72,7 @@ const LEASES: [&str; 4] = [
 fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     let mut found = Vec::new();
     let dialect = Dialect::default();
-    let shared = snapshot.pods.iter().filter(|pod| !is_finished(pod)).filter(|pod| {
+    let shared = snapshot.pods.iter().filter(|pod| !is_terminal(pod)).filter(|pod| {
         PodAsk::of(pod, &dialect).is_ok_and(|ask| matches!(ask.kind(), PodKind::Shared | PodKind::Mixed))
     });
     let names = shared

@@ -3,7 +3,6 @@
 //! One source is each node agent's ledger, from the kubelet. The other are the annotations of the pods: the extender's choice and
 //! the cards that legacy containers got. Each is checked by itself; then they are compared.
 
-use super::snapshot::is_finished;
 use super::{Answer, Snapshot};
 use crate::exit::Exit;
 use crate::style::{ADDED, REMOVED, WARNING, paint};
@@ -11,6 +10,7 @@ use gpu_migrate_model::annotation::{card_key, read_cards};
 use gpu_migrate_model::ask::{ContainerAsk, PodAsk};
 use gpu_migrate_model::crd::GPUShadow;
 use gpu_migrate_model::ledger::{Hold, HolderId, Ledger};
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{Dialect, LEGACY_CARDS_PREFIX};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use k8s_openapi::api::core::v1::Pod;
@@ -34,7 +34,7 @@ pub struct Findings {
 pub fn findings(snapshot: &Snapshot) -> Findings {
     let mut found = Findings::default();
     let mut by_node = BTreeMap::<&str, Vec<&Pod>>::new();
-    for pod in snapshot.pods.iter().filter(|pod| !is_finished(pod)) {
+    for pod in snapshot.pods.iter().filter(|pod| !is_terminal(pod)) {
         if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
             by_node.entry(node).or_default().push(pod);
         }

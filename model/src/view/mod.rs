@@ -10,6 +10,6 @@ mod watched;
 
 pub use pod::{
     ContainerView, ExtendedResources, GateView, KnownAnnotations, MetaView, OwnerView, Place, PodView,
-    ResourcesView, SpecView, StatusView, WatchedPod, is_finished,
+    ResourcesView, SpecView, StatusView, WatchedPod,
 };
 pub use watched::{Watchable, Watched};

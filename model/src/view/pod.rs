@@ -185,12 +185,6 @@ impl Keys for ExtendedResources {
     }
 }
 
-/// Whether a pod of this `status.phase` has ended: no container of it runs, and none ever will.
-#[must_use]
-pub fn is_finished(phase: Option<&str>) -> bool {
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
 impl MetaView<'_> {
     /// Value of a label.
     #[must_use]
@@ -224,10 +218,10 @@ impl<'a, R> PodView<'a, R> {
         self.spec.node_name.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// See [`is_finished`].
+    /// Its containers hold nothing any more.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        is_finished(Some(&self.status.phase))
+        crate::lifecycle::is_terminal_phase(&self.status.phase)
     }
 
     /// Whether the gate of an incomplete gang is on it.

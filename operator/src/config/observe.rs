@@ -7,6 +7,7 @@ use crate::nodes::templates::{CONFIG_MAP, Component, INSTALLER, REVISION, Templa
 use crate::nodes::{LABELS, NodePods, NodeView};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::crd::{GPUConfig, GPUShadow};
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -120,11 +121,7 @@ pub(crate) async fn pods_of(client: &Client, node: &str) -> kube::Result<NodePod
 pub(crate) fn count(pods: &[Pod]) -> NodePods {
     let mut counted = NodePods::default();
     let dialect = Dialect::default();
-    for pod in pods {
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if gpu_migrate_model::view::is_finished(phase) {
-            continue;
-        }
+    for pod in pods.iter().filter(|pod| !is_terminal(pod)) {
         let kind = PodAsk::of(pod, &dialect).map_or(PodKind::Mixed, |ask| ask.kind());
         counted.legacy += u32::from(matches!(kind, PodKind::Legacy | PodKind::Mixed));
         counted.shared += u32::from(matches!(kind, PodKind::Shared | PodKind::Mixed));

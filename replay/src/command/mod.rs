@@ -29,42 +29,28 @@ pub enum SimulateError {
     /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// A file cannot be read.
     #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The snapshot cannot be used.
+    Read { path: PathBuf, source: io::Error },
     #[error("{}: {source}", path.display())]
     Snapshot {
-        /// The file.
         path: PathBuf,
         /// What is wrong in it.
         source: SnapshotError,
     },
-    /// The policies or the ratio cannot be used.
     #[error("{}: {rejected}", path.display())]
     Policy {
         /// The file, or the flags.
         path: PathBuf,
-        /// What is wrong.
         rejected: String,
     },
-    /// A bug.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The result cannot be written.
     #[error("{}: {source}", path.display())]
     Write {
         /// The file or folder; `stdout`.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
-    /// A table of numbers could not be made.
     #[error("CSV: {0}")]
     Csv(#[from] csv::Error),
 }

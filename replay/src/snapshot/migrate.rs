@@ -10,8 +10,8 @@ use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::Value;
 
-use super::admit::{Barred, admit};
-use super::books::{Books, Usage};
+use super::cluster::{ClusterState, Usage};
+use super::node_fit::{Mismatch, node_accepts};
 use super::plan::Plan;
 use super::read::{Snapshot, SnapshotPod};
 use crate::node::{BindError, Request};
@@ -20,9 +20,7 @@ use crate::node::{BindError, Request};
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gain {
-    /// Which plan.
     pub plan: String,
-    /// Now.
     pub before: Usage,
     /// When every workload has moved that can.
     pub after: Usage,
@@ -38,15 +36,12 @@ pub struct Gain {
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
-    /// Its namespace.
     pub namespace: String,
     /// `Deployment/name`.
     pub name: String,
     /// Its running pods that hold legacy cards.
     pub pods: u32,
-    /// Cards that they hold.
     pub cards: u32,
-    /// Pods that were moved.
     pub moved: u32,
     /// What one pod asks for when moved.
     pub becomes: Option<String>,
@@ -61,17 +56,17 @@ struct Rewritten {
     spec: PodSpec,
 }
 
-/// Runs a plan on the books of a snapshot.
+/// Runs a plan on a snapshot.
 ///
 /// # Errors
-/// [`BindError`] if a score chose what placement or the books refuse: a bug.
+/// [`BindError`] if a score chose what placement or the ledger refuse: a bug.
 pub fn migrate(
     snapshot: &Snapshot,
     plan: &Plan,
     order: ScoringStrategy,
     dialect: &Dialect,
 ) -> Result<Gain, BindError> {
-    let (books, mut notes) = Books::of(snapshot, dialect);
+    let (cluster, mut notes) = ClusterState::of(snapshot, dialect);
     let legacy: Vec<(&SnapshotPod, Result<Rewritten, String>)> = snapshot
         .pods
         .iter()
@@ -79,12 +74,13 @@ pub fn migrate(
         .map(|pod| (pod, rewrite(pod, plan, dialect)))
         .collect();
     let (now, then) = mixes(snapshot, &legacy, dialect);
-    let before = books.usage(&now);
-    let cache = ScoreCache::new(Scorer::new(order, &then, &Books::fleet(snapshot)), snapshot.nodes.len());
-    let mut mover = Mover { snapshot, books, cache };
+    let before = cluster.usage(&now);
+    let cache =
+        ScoreCache::new(Scorer::new(order, &then, &ClusterState::fleet(snapshot)), snapshot.nodes.len());
+    let mut mover = Mover { snapshot, cluster, cache };
     let mut workloads: BTreeMap<(&str, &str), Workload> = BTreeMap::new();
     for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_some()) {
-        let Some(home) = mover.books.home(pod) else {
+        let Some(home) = mover.cluster.home(pod) else {
             notes.push(format!("pod {}: its node is not among those with cards", pod.key));
             continue;
         };
@@ -104,7 +100,7 @@ pub fn migrate(
         }
     }
     // What waits now starts last, so that what moving gives and what is made of it can be told apart.
-    let after = mover.books.usage(&then);
+    let after = mover.cluster.usage(&then);
     let waiting = mover.start_waiting(&legacy)?;
     let named = workloads.into_iter().map(|((namespace, name), workload)| Workload {
         namespace: namespace.to_owned(),
@@ -174,7 +170,7 @@ fn as_created(value: &Value, everywhere: bool) -> Value {
 /// The cluster while the migration goes on.
 struct Mover<'s> {
     snapshot: &'s Snapshot,
-    books: Books,
+    cluster: ClusterState,
     cache: ScoreCache,
 }
 
@@ -187,10 +183,10 @@ impl Mover<'_> {
         rewritten: &Rewritten,
         dialect: &Dialect,
     ) -> Result<Result<(), String>, BindError> {
-        self.books.nodes[home].release(&pod.key, pod.host);
+        self.cluster.nodes[home].release(&pod.key, pod.host);
         let placed = self.place(pod, rewritten)?;
         if placed.is_err() {
-            self.books.seat(home, pod, dialect);
+            self.cluster.place_running(home, pod, dialect);
         }
         Ok(placed)
     }
@@ -215,7 +211,7 @@ impl Mover<'_> {
         let mut best: Option<(usize, Choice)> = None;
         let mut refused: BTreeMap<String, u32> = BTreeMap::new();
         for (at, known) in self.snapshot.nodes.iter().enumerate() {
-            match self.look(at, admit(known, &rewritten.spec), rewritten) {
+            match self.look(at, node_accepts(known, &rewritten.spec), rewritten) {
                 Ok(choice) if best.is_none_or(|(_, other)| choice.score > other.score) => {
                     best = Some((at, choice));
                 }
@@ -224,16 +220,16 @@ impl Mover<'_> {
             }
         }
         let Some((at, choice)) = best else { return Ok(Err(reasons(self.snapshot.nodes.len(), &refused))) };
-        self.books.nodes[at].bind(&pod.key, &rewritten.request, choice.card)?;
+        self.cluster.nodes[at].bind(&pod.key, &rewritten.request, choice.card)?;
         Ok(Ok(()))
     }
 
-    fn look(&mut self, at: usize, admitted: Result<(), Barred>, pod: &Rewritten) -> Result<Choice, String> {
+    fn look(&mut self, at: usize, admitted: Result<(), Mismatch>, pod: &Rewritten) -> Result<Choice, String> {
         admitted.map_err(|barred| match barred {
-            Barred::Selector => "not selected by node selector or affinity".to_owned(),
-            Barred::Taint => "taint not tolerated".to_owned(),
+            Mismatch::Selector => "not selected by node selector or affinity".to_owned(),
+            Mismatch::Taint => "taint not tolerated".to_owned(),
         })?;
-        let node = &self.books.nodes[at];
+        let node = &self.cluster.nodes[at];
         let choice = match &pod.shape {
             Some(shape) => {
                 let capacity = || node.fits(&pod.request).then(|| node.capacity());

@@ -1,6 +1,6 @@
 //! What would migrating give me? Answered from a snapshot of one's own cluster: `kubectl get nodes,pods -A -o json`.
 //!
-//! [`read`] the snapshot → [`books`]: who holds which card now → [`migrate`]: one legacy pod after the other is taken off, rewritten by
+//! [`read`] the snapshot → [`cluster`]: who holds which card now → [`migrate`]: one legacy pod after the other is taken off, rewritten by
 //! the code of the webhook and placed again by the code of the extender, beside those that are still legacy → [`report`]. A pod that cannot be
 //! converted, or that fits nowhere as a shared pod, stays where it is, and the report says why. In the end pods are
 //! tried that wait for a card.
@@ -9,9 +9,9 @@
 //! Links between cards, volumes, pod (anti-)affinity and spread constraints are not looked at; node selectors, required node affinity,
 //! taints, CPU and memory are.
 
-pub mod admit;
-pub mod books;
+pub mod cluster;
 pub mod migrate;
+pub mod node_fit;
 pub mod plan;
 pub mod read;
 pub mod report;

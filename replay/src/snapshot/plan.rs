@@ -19,7 +19,6 @@ const EVERYONE: &str = "everyone";
 pub struct Plan {
     /// `50 cores`, or `policies`.
     pub label: String,
-    /// The webhook's policies.
     pub policies: Policies,
     /// Labels of namespaces; those of `everywhere` come first.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,

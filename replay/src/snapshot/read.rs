@@ -17,13 +17,10 @@ const CARD_MEMORY: &str = "nvidia.com/gpu.memory";
 /// A node with cards.
 #[derive(Clone, Debug)]
 pub struct SnapshotNode {
-    /// Its name.
     pub name: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its taints; being cordoned is one.
     pub taints: Vec<Taint>,
-    /// How many cards.
     pub cards: u32,
     /// Their model; empty where no label tells.
     pub product: String,
@@ -38,11 +35,9 @@ pub struct SnapshotNode {
 pub struct SnapshotPod {
     /// `namespace/name`.
     pub key: String,
-    /// Its namespace.
     pub namespace: String,
     /// What made it: `Deployment/name`; `Pod/name` if nothing did.
     pub workload: String,
-    /// Where it runs.
     pub node: Option<String>,
     /// CPU and memory that the scheduler reserves for it.
     pub host: HostResources,
@@ -71,24 +66,10 @@ pub enum SnapshotError {
         "not a list of Kubernetes objects in JSON: {0} (expected the output of kubectl get nodes,pods -A -o json)"
     )]
     Json(#[from] serde_json::Error),
-    /// An object does not parse.
     #[error("{kind} {name}: {source}")]
-    Object {
-        /// Node or Pod.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-        /// Which field, and how.
-        source: serde_json::Error,
-    },
-    /// No node has cards.
+    Object { kind: &'static str, name: String, source: serde_json::Error },
     #[error("no node has cards: {nodes} nodes, none with {resource} in status.capacity")]
-    NoCards {
-        /// Nodes in the snapshot.
-        nodes: usize,
-        /// The resource looked for.
-        resource: String,
-    },
+    NoCards { nodes: usize, resource: String },
 }
 
 #[derive(Deserialize)]

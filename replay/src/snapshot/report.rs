@@ -23,7 +23,7 @@ pub fn table(snapshot: &Snapshot, gains: &[Gain]) -> String {
 }
 
 const LEGEND: &str = "\
-HELD: cards that somebody holds, in whole or in part. FREED: held now and not afterwards. IDLE: compute that nobody holds, in cards.
+HELD: cards that are held, in whole or in part. FREED: held now and not afterwards. IDLE: compute that is not held, in cards.
 FRAGMENTED: the part of it that the usual request cannot use, by the requests as they are now and as they would be then.
 WAITING: legacy pods without a node, and how many of them would start. Whether a workload gets along with its share is not in a snapshot.";
 
@@ -34,7 +34,7 @@ fn about(snapshot: &Snapshot, gains: &[Gain]) -> String {
     if unknown > 0 {
         let _ = write!(
             text,
-            "\nnote: {unknown} nodes do not tell the memory of their cards (label nvidia.com/gpu.memory): there memory is no limit"
+            "\nnote: {unknown} nodes have no card memory (label nvidia.com/gpu.memory): there memory is no limit"
         );
     }
     for note in gains.first().map(|gain| gain.notes.as_slice()).unwrap_or_default() {
@@ -167,7 +167,6 @@ pub fn csv(gains: &[Gain]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Everything, for programs.
 #[must_use]
 pub fn json(snapshot: &Snapshot, gains: &[Gain]) -> String {
     let cards: u32 = snapshot.nodes.iter().map(|node| node.cards).sum();

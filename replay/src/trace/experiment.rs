@@ -10,7 +10,6 @@ use crate::node::BindError;
 /// A mean, and how far single seeds are from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Spread {
-    /// Mean over seeds.
     pub mean: f64,
     /// Standard deviation over seeds (of the sample; 0 for one seed).
     pub deviation: f64,
@@ -20,7 +19,6 @@ pub struct Spread {
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
-    /// Which.
     pub policy: Policy,
     /// The curve: mean over seeds for every percent of arrival.
     pub curve: Vec<CurvePoint>,
@@ -33,9 +31,7 @@ pub struct Outcome {
 /// All seeds when so much had arrived. Everything is in percent of the cluster's cards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct CurvePoint {
-    /// Asked for so far.
     pub arrived: u32,
-    /// Given out.
     pub allocated: Spread,
     /// Idle and of no use to the usual request.
     pub fragmented: Spread,

@@ -9,21 +9,18 @@ use gpu_migrate_model::score::{CardRequest, HostResources, ModelSet, Shape};
 use gpu_migrate_model::units::{Blocks, Cores};
 
 use super::read::{TraceNode, TracePod};
-use crate::node::{Request, SimNode};
+use crate::node::{ReplayNode, Request};
 
 /// What a pod asks for, for placement and for scores.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// For placement.
     pub request: Request,
-    /// For scores.
     pub shape: Shape,
 }
 
 /// The requests of a trace, each once.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// Each once.
     pub all: Vec<Asked>,
     /// By pod: its place in `all`.
     pub of_pod: Vec<usize>,
@@ -83,9 +80,8 @@ fn asked(pod: &TracePod, models: &mut Models) -> Asked {
 }
 
 impl TraceNode {
-    /// The empty node.
     #[must_use]
-    pub fn empty(&self, models: &mut Models) -> SimNode {
+    pub fn empty(&self, models: &mut Models) -> ReplayNode {
         let card = |minor: u32| Card {
             uuid: format!("{}-{minor}", self.name),
             minor,
@@ -93,6 +89,6 @@ impl TraceNode {
             ..Card::default()
         };
         let set = models.set(std::slice::from_ref(&self.model));
-        SimNode::new((0..self.cards).map(card).collect(), self.host, set)
+        ReplayNode::new((0..self.cards).map(card).collect(), self.host, set)
     }
 }

@@ -17,7 +17,6 @@ const BOTTOM: f64 = 52.0;
 /// What is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Curve {
-    /// Compute given out.
     Allocated,
     /// Idle compute of no use to the usual request.
     Fragmented,

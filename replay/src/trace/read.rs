@@ -14,11 +14,8 @@ const MILLI_PER_CORE: u32 = 10;
 /// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceNode {
-    /// Its name.
     pub name: String,
-    /// Its CPU and memory.
     pub host: HostResources,
-    /// How many cards.
     pub cards: u32,
     /// Their model.
     pub model: String,
@@ -27,7 +24,6 @@ pub struct TraceNode {
 /// A pod of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
-    /// Its name.
     pub name: String,
     /// CPU and memory that it asks for.
     pub host: HostResources,
@@ -42,18 +38,11 @@ pub struct TracePod {
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The operating system refused.
     #[error("{path}: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Open { path: PathBuf, source: std::io::Error },
     /// Not a CSV file, or not one with these columns.
     #[error("{path}: {source} (expected columns: {columns})")]
     Csv {
-        /// The file.
         path: PathBuf,
         /// Columns that must be there.
         columns: &'static str,
@@ -64,24 +53,9 @@ pub enum TraceError {
     #[error(
         "{path}: pod {pod}: num_gpu is {num_gpu} and gpu_milli is {gpu_milli}: expected a share (num_gpu 1, gpu_milli 1 to 1000) or whole cards (gpu_milli 1000)"
     )]
-    Share {
-        /// The file.
-        path: PathBuf,
-        /// The pod.
-        pod: String,
-        /// Cards asked for.
-        num_gpu: u32,
-        /// Thousandths of each.
-        gpu_milli: u32,
-    },
-    /// Nothing in it.
+    Share { path: PathBuf, pod: String, num_gpu: u32, gpu_milli: u32 },
     #[error("{path}: no {what} in it")]
-    Empty {
-        /// The file.
-        path: PathBuf,
-        /// Nodes, cards or pods.
-        what: &'static str,
-    },
+    Empty { path: PathBuf, what: &'static str },
 }
 
 const NODE_COLUMNS: &str = "sn, cpu_milli, memory_mib, gpu, model";

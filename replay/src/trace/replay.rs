@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use super::fleet::{Asked, Models, Requests};
 use super::read::{TraceNode, TracePod};
 use super::workload::{arrivals, generator};
-use crate::node::{BindError, SimNode};
+use crate::node::{BindError, ReplayNode};
 
 /// How a pod's node and card are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, clap::ValueEnum)]
@@ -33,7 +33,7 @@ pub enum Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum MixSource {
-    /// It is told, as in the paper: frequencies in the whole trace.
+    /// Given, as in the paper: frequencies in the whole trace.
     #[default]
     Trace,
     /// It learns from the arrivals so far, as the extender does in a cluster.
@@ -54,9 +54,7 @@ pub enum PlainPods {
 /// The experiment, but for policy and seed.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Nodes.
     pub nodes: Vec<TraceNode>,
-    /// Pods, sorted by name.
     pub pods: Vec<TracePod>,
     /// Part of the cards that is asked for in the end.
     pub ratio: f64,
@@ -82,17 +80,14 @@ pub struct Point {
 pub struct Replay {
     /// One point for every percent of arrival, from 0 on.
     pub points: Vec<Point>,
-    /// Pods that came.
     pub pods: usize,
-    /// Pods that fitted nowhere.
     pub skipped: usize,
 }
 
-/// How many arrivals an observed mix is learnt from before it is first used; and it is worked out anew whenever as many have come again.
+/// How many arrivals an observed mix is learnt from before it is first used; and computed again whenever as many have come again.
 const FIRST_LOOK: usize = 250;
 
 impl Setup {
-    /// Cores of all cards.
     #[must_use]
     pub fn capacity(&self) -> Cores {
         self.nodes.iter().map(|node| Cores(node.cards * Cores::CARD.0)).sum()
@@ -101,13 +96,13 @@ impl Setup {
     /// Replays the trace. The same seed gives every policy the same arrivals and the same order of nodes.
     ///
     /// # Errors
-    /// [`BindError`] if a score chose what placement or the books refuse: a bug.
+    /// [`BindError`] if a score chose what placement or the ledger refuse: a bug.
     pub fn replay(&self, policy: Policy, seed: u64) -> Result<Replay, BindError> {
         let mut chance = generator(seed);
         let order = arrivals(&self.pods, self.capacity(), self.ratio, &mut chance);
         let mut models = Models::default();
         let requests = Requests::of(&self.pods, &mut models);
-        let mut nodes: Vec<SimNode> = self.nodes.iter().map(|node| node.empty(&mut models)).collect();
+        let mut nodes: Vec<ReplayNode> = self.nodes.iter().map(|node| node.empty(&mut models)).collect();
         // Ties go to the first node, so that the order in the file must not matter.
         nodes.shuffle(&mut chance);
         let mix: Mix = requests.of_pod.iter().map(|at| requests.all[*at].shape).collect();
@@ -148,7 +143,13 @@ struct Scored {
 }
 
 impl Chooser {
-    fn new(policy: Policy, setup: &Setup, nodes: &[SimNode], mix: &Mix, chance: Xoshiro256PlusPlus) -> Self {
+    fn new(
+        policy: Policy,
+        setup: &Setup,
+        nodes: &[ReplayNode],
+        mix: &Mix,
+        chance: Xoshiro256PlusPlus,
+    ) -> Self {
         let order = match policy {
             Policy::Random => return Self::Random(chance),
             Policy::BestFit => ScoringStrategy::BestFit,
@@ -157,7 +158,7 @@ impl Chooser {
             Policy::Lookahead => ScoringStrategy::Lookahead,
         };
         let observed = (setup.mix == MixSource::Observed).then(Mix::default);
-        let fleet: Vec<FreeCapacity> = nodes.iter().map(SimNode::capacity).collect();
+        let fleet: Vec<FreeCapacity> = nodes.iter().map(ReplayNode::capacity).collect();
         let scorer = Scorer::new(order, observed.as_ref().unwrap_or(mix), &fleet);
         let cache = ScoreCache::new(scorer, fleet.len());
         let plain = setup.plain;
@@ -172,7 +173,7 @@ impl Chooser {
         }))
     }
 
-    fn choose(&mut self, nodes: &[SimNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
+    fn choose(&mut self, nodes: &[ReplayNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
         match self {
             Self::Random(chance) => random(nodes, asked, chance),
             Self::Scored(scored) => {
@@ -187,7 +188,7 @@ impl Chooser {
 }
 
 impl Scored {
-    fn best(&mut self, nodes: &[SimNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
+    fn best(&mut self, nodes: &[ReplayNode], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
         let mut row = self.cache.row(&asked.shape);
         let mut best: Option<(usize, Option<CardIndex>, f64)> = None;
         for (at, node) in nodes.iter().enumerate() {
@@ -212,7 +213,7 @@ impl Scored {
 }
 
 fn random(
-    nodes: &[SimNode],
+    nodes: &[ReplayNode],
     asked: &Asked,
     chance: &mut Xoshiro256PlusPlus,
 ) -> Option<(usize, Option<CardIndex>)> {
@@ -233,13 +234,17 @@ fn random(
     Some((at, card))
 }
 
-fn emptiest(nodes: &[SimNode], fleet: &[FreeCapacity], asked: &Asked) -> Option<(usize, Option<CardIndex>)> {
+fn emptiest(
+    nodes: &[ReplayNode],
+    fleet: &[FreeCapacity],
+    asked: &Asked,
+) -> Option<(usize, Option<CardIndex>)> {
     let part = |at: usize| f64::from(nodes[at].host().cpu_milli) / f64::from(fleet[at].host.cpu_milli.max(1));
     let fitting = (0..nodes.len()).filter(|at| nodes[*at].fits(&asked.request));
     fitting.reduce(|best, other| if part(other) > part(best) { other } else { best }).map(|at| (at, None))
 }
 
-/// Keeps count. Fragmentation is measured anew for the node that changed, not for all.
+/// Counts. Fragmentation is measured again for the node that changed, not for all.
 struct Watch {
     measure: Fragmentation,
     of_node: Vec<f64>,
@@ -250,7 +255,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(nodes: &[SimNode], measure: Fragmentation, capacity: Cores) -> Self {
+    fn new(nodes: &[ReplayNode], measure: Fragmentation, capacity: Cores) -> Self {
         let of_node = nodes.iter().map(|node| measure.of(&node.capacity())).collect();
         Self {
             measure,
@@ -262,7 +267,7 @@ impl Watch {
         }
     }
 
-    fn bound(&mut self, at: usize, node: &SimNode, asked: &Asked) {
+    fn bound(&mut self, at: usize, node: &ReplayNode, asked: &Asked) {
         self.given += u64::from(asked.shape.request.cores());
         self.of_node[at] = self.measure.of(&node.capacity());
     }

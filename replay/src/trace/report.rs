@@ -85,7 +85,6 @@ pub fn csv(outcomes: &[Outcome]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Everything, for programs.
 #[must_use]
 pub fn json(setup: &Setup, seeds: &[u64], outcomes: &[Outcome]) -> String {
     let cards: u32 = setup.nodes.iter().map(|node| node.cards).sum();

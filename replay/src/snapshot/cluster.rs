@@ -11,16 +11,16 @@ use gpu_migrate_model::score::{Fragmentation, FreeCapacity, Mix, ModelSet};
 use gpu_migrate_model::units::MIB_PER_BLOCK;
 
 use super::read::{Snapshot, SnapshotNode, SnapshotPod};
-use crate::node::{Request, SimNode};
+use crate::node::{ReplayNode, Request};
 
-/// Memory of a card whose memory nobody told: more than any share asks for.
+/// Memory of a card whose memory is not known: more than any share asks for.
 const UNKNOWN_MEMORY_MIB: u64 = (1 << 20) * MIB_PER_BLOCK;
 
 /// All nodes with cards.
 #[derive(Clone, Debug)]
-pub struct Books {
+pub struct ClusterState {
     /// In the order of the snapshot.
-    pub nodes: Vec<SimNode>,
+    pub nodes: Vec<ReplayNode>,
     by_name: HashMap<String, usize>,
 }
 
@@ -28,9 +28,8 @@ pub struct Books {
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// Cards of the cluster.
     pub cards: u32,
-    /// Held by somebody, in whole or in part.
+    /// Held, in whole or in part.
     pub held: u32,
     /// Idle compute on held cards and free cards, together.
     pub idle: f64,
@@ -38,20 +37,20 @@ pub struct Usage {
     pub fragmented: f64,
 }
 
-impl Books {
-    /// The books as the snapshot shows them, and what does not add up in it.
+impl ClusterState {
+    /// The state as the snapshot shows them, and what does not add up in it.
     #[must_use]
     pub fn of(snapshot: &Snapshot, dialect: &Dialect) -> (Self, Vec<String>) {
         let by_name = snapshot.nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at));
-        let mut books =
+        let mut cluster =
             Self { nodes: snapshot.nodes.iter().map(empty).collect(), by_name: by_name.collect() };
         let mut notes = Vec::new();
         for pod in &snapshot.pods {
-            if let Some(at) = books.home(pod) {
-                notes.extend(books.seat(at, pod, dialect));
+            if let Some(at) = cluster.home(pod) {
+                notes.extend(cluster.place_running(at, pod, dialect));
             }
         }
-        (books, notes)
+        (cluster, notes)
     }
 
     /// Where a pod runs, if that is a node with cards.
@@ -60,8 +59,8 @@ impl Books {
         pod.node.as_ref().and_then(|node| self.by_name.get(node)).copied()
     }
 
-    /// Seats a pod where it runs.
-    pub fn seat(&mut self, at: usize, pod: &SnapshotPod, dialect: &Dialect) -> Option<String> {
+    /// Puts a pod where it runs.
+    pub fn place_running(&mut self, at: usize, pod: &SnapshotPod, dialect: &Dialect) -> Option<String> {
         let node = &mut self.nodes[at];
         let ask = match PodAsk::of(&pod.pod, dialect) {
             Ok(ask) => ask,
@@ -76,12 +75,12 @@ impl Books {
                 None
             }
             PodKind::Legacy => {
-                let missing = node.seat_legacy(&pod.key, ask.effective().legacy, pod.host);
+                let missing = node.place_legacy(&pod.key, ask.effective().legacy, pod.host);
                 (missing > 0).then(|| {
                     format!("pod {}: its node has {missing} cards too few for what runs there", pod.key)
                 })
             }
-            PodKind::Shared => seat_shared(node, pod, ask),
+            PodKind::Shared => place_shared(node, pod, ask),
         }
     }
 
@@ -111,7 +110,7 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn empty(node: &SnapshotNode) -> SimNode {
+fn empty(node: &SnapshotNode) -> ReplayNode {
     let card = |minor: u32| Card {
         uuid: format!("{}-{minor}", node.name),
         minor,
@@ -119,11 +118,11 @@ fn empty(node: &SnapshotNode) -> SimNode {
         memory_mib: node.card_memory_mib.unwrap_or(UNKNOWN_MEMORY_MIB),
         ..Card::default()
     };
-    SimNode::new((0..node.cards).map(card).collect(), node.host, ModelSet::ANY)
+    ReplayNode::new((0..node.cards).map(card).collect(), node.host, ModelSet::ANY)
 }
 
 /// On the cards of its annotations where it has one container, else where it fits.
-fn seat_shared(node: &mut SimNode, pod: &SnapshotPod, ask: PodAsk) -> Option<String> {
+fn place_shared(node: &mut ReplayNode, pod: &SnapshotPod, ask: PodAsk) -> Option<String> {
     let annotations = pod.pod.metadata.annotations.clone().unwrap_or_default();
     let choice = Choice::read(&annotations, &ask).ok().flatten();
     let card =
@@ -132,5 +131,5 @@ fn seat_shared(node: &mut SimNode, pod: &SnapshotPod, ask: PodAsk) -> Option<Str
     let request = Request { ask, constraints: Constraints::default(), host: pod.host };
     let share = request.ask.asking().all(|container| container.demand.cores.whole_cards().is_none());
     let why = node.bind(&pod.key, &request, card.filter(|_| share)).err()?;
-    Some(format!("pod {}: cannot be seated where it runs: {why}", pod.key))
+    Some(format!("pod {}: its cards cannot be reconstructed on the node where it runs: {why}", pod.key))
 }

@@ -8,7 +8,7 @@ use super::read::SnapshotNode;
 
 /// Why a node may not take a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Barred {
+pub enum Mismatch {
     /// Node selector or required node affinity.
     Selector,
     /// A taint that the pod does not tolerate.
@@ -19,15 +19,15 @@ pub enum Barred {
 ///
 /// # Errors
 /// What stands against it.
-pub fn admit(node: &SnapshotNode, pod: &PodSpec) -> Result<(), Barred> {
+pub fn node_accepts(node: &SnapshotNode, pod: &PodSpec) -> Result<(), Mismatch> {
     if !selected(node, pod) {
-        return Err(Barred::Selector);
+        return Err(Mismatch::Selector);
     }
     let tolerations = pod.tolerations.as_deref().unwrap_or_default();
     let repels = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
     let bad =
         node.taints.iter().filter(repels).find(|taint| !tolerations.iter().any(|one| tolerates(one, taint)));
-    bad.map_or(Ok(()), |_| Err(Barred::Taint))
+    bad.map_or(Ok(()), |_| Err(Mismatch::Taint))
 }
 
 fn selected(node: &SnapshotNode, pod: &PodSpec) -> bool {
@@ -98,12 +98,12 @@ mod tests {
         }
     }
 
-    fn admitted(mut spec: Value, tolerated: bool) -> Result<(), Barred> {
+    fn admitted(mut spec: Value, tolerated: bool) -> Result<(), Mismatch> {
         spec["containers"] = json!([]);
         if tolerated {
             spec["tolerations"] = json!([{"key": "pool", "operator": "Equal", "value": "a"}]);
         }
-        admit(&node(), &serde_json::from_value(spec).unwrap())
+        node_accepts(&node(), &serde_json::from_value(spec).unwrap())
     }
 
     fn affinity(key: &str, operator: &str, values: &[&str]) -> Value {
@@ -116,14 +116,14 @@ mod tests {
         let table = [
             (json!({}), Ok(())),
             (json!({"nodeSelector": {"zone": "b"}}), Ok(())),
-            (json!({"nodeSelector": {"zone": "a"}}), Err(Barred::Selector)),
+            (json!({"nodeSelector": {"zone": "a"}}), Err(Mismatch::Selector)),
             (affinity("zone", "In", &["a", "b"]), Ok(())),
-            (affinity("zone", "NotIn", &["b"]), Err(Barred::Selector)),
+            (affinity("zone", "NotIn", &["b"]), Err(Mismatch::Selector)),
             (affinity("absent", "NotIn", &["b"]), Ok(())),
             (affinity("zone", "Exists", &[]), Ok(())),
-            (affinity("zone", "DoesNotExist", &[]), Err(Barred::Selector)),
+            (affinity("zone", "DoesNotExist", &[]), Err(Mismatch::Selector)),
             (affinity("gen", "Gt", &["6"]), Ok(())),
-            (affinity("gen", "Lt", &["7"]), Err(Barred::Selector)),
+            (affinity("gen", "Lt", &["7"]), Err(Mismatch::Selector)),
         ];
         for (spec, expected) in table {
             assert_eq!(admitted(spec.clone(), true), expected, "{spec}");
@@ -132,11 +132,11 @@ mod tests {
 
     #[test]
     fn taints_that_are_hard_must_be_tolerated() {
-        assert_eq!(admitted(json!({}), false), Err(Barred::Taint));
+        assert_eq!(admitted(json!({}), false), Err(Mismatch::Taint));
         assert_eq!(admitted(json!({}), true), Ok(()));
         let all = json!({"tolerations": [{"operator": "Exists"}]});
         assert_eq!(admitted(all, false), Ok(()));
         let other = json!({"tolerations": [{"key": "pool", "operator": "Equal", "value": "b"}]});
-        assert_eq!(admitted(other, false), Err(Barred::Taint));
+        assert_eq!(admitted(other, false), Err(Mismatch::Taint));
     }
 }

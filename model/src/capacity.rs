@@ -1,18 +1,16 @@
-//! A node's room in a few bytes per card, for the first look of filter: it tells most nodes apart without a copy.
+//! Whether a pod fits on a node: the one question that filter asks of every node of a cluster, and simulate of every node of a trace.
 //!
-//! [`NodeCapacity::look`] must say exactly what [`gpu_migrate_model::place::place`] would, refusals included, or say nothing;
-//! a property test holds it to that.
+//! [`NodeCapacity::fast_fit`] answers it for most nodes from a few bytes per card, without an allocation. It must answer exactly as
+//! [`crate::place::place`] would, refusals included, or not at all; property tests hold it to that.
 
-use gpu_migrate_model::ask::{Demand, PodKind};
-use gpu_migrate_model::card::CardState;
-use gpu_migrate_model::place::Refusal;
-use gpu_migrate_model::units::{Blocks, Cores};
 use smallvec::SmallVec;
 
-use super::node::{Inventory, NodeOccupancy};
-use super::pod::PodFacts;
+use crate::ask::{Demand, PodAsk, PodKind};
+use crate::card::{CardState, CardView};
+use crate::place::{Constraints, Placement, Refusal};
+use crate::units::{Blocks, Cores};
 
-/// One card.
+/// What is left on one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CardCapacity {
     /// Cores left for shares; 0 on a card that takes none.
@@ -30,7 +28,7 @@ pub struct CardCapacity {
 /// What is left on a node's cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCapacity {
-    /// In the order of [`gpu_migrate_model::units::CardIndex`].
+    /// In the order of [`crate::units::CardIndex`].
     pub cards: SmallVec<[CardCapacity; 8]>,
     /// Cards that legacy pods can get.
     free: u32,
@@ -39,7 +37,7 @@ pub struct NodeCapacity {
     legacy_only: bool,
 }
 
-/// What a first look needs of a pod.
+/// What [`NodeCapacity::fast_fit`] needs of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestSummary {
     /// Asks for no card.
@@ -48,25 +46,25 @@ pub enum RequestSummary {
     Share(Cores, Blocks),
     /// One container that asks for so many whole cards, and so many blocks on all of them together.
     Whole(u32, Blocks),
-    /// Legacy cards.
+    /// So many legacy cards.
     Legacy(u32),
-    /// Several containers, or constraints: only placing it will tell.
+    /// Several containers, or constraints: only placement tells.
     Complex,
 }
 
 impl RequestSummary {
-    /// The summary that will do for `pod`.
+    /// The summary of what a pod asks for.
     #[must_use]
-    pub fn of(pod: &PodFacts) -> Self {
-        match pod.kind {
+    pub fn of(ask: &PodAsk, constraints: &Constraints) -> Self {
+        match ask.kind() {
             PodKind::Plain => return Self::Nothing,
-            PodKind::Legacy => return Self::Legacy(pod.demand().legacy),
+            PodKind::Legacy => return Self::Legacy(ask.effective().legacy),
             PodKind::Mixed => return Self::Complex,
             PodKind::Shared => {}
         }
-        let mut asking = pod.asking();
+        let mut asking = ask.asking();
         match (asking.next(), asking.next()) {
-            (Some((_, only)), None) if pod.constraints == Default::default() => {
+            (Some(only), None) if *constraints == Constraints::default() => {
                 let Demand { cores, blocks, .. } = only.demand;
                 cores.whole_cards().map_or(Self::Share(cores, blocks), |cards| Self::Whole(cards, blocks))
             }
@@ -76,11 +74,11 @@ impl RequestSummary {
 }
 
 impl NodeCapacity {
-    /// The capacity of these occupancy.
+    /// The capacity of a node. `cards` are as shares see them; of the cards that `free` counts for legacy pods, some may be closed
+    /// to shares there. `unattributed` as in [`crate::place::NodeView`].
     #[must_use]
-    pub fn of(occupancy: &NodeOccupancy, inventory: &Inventory) -> Self {
-        let cards: SmallVec<[CardCapacity; 8]> = occupancy
-            .for_shares(inventory)
+    pub fn new(cards: &[CardView], free: u32, unattributed: u32, legacy_only: bool) -> Self {
+        let cards: SmallVec<[CardCapacity; 8]> = cards
             .iter()
             .map(|card| CardCapacity {
                 cores: if card.takes_shares() {
@@ -94,17 +92,23 @@ impl NodeCapacity {
                 of_blocks: card.blocks.0,
             })
             .collect();
-        let free_for_shares =
-            u32::try_from(cards.iter().filter(|card| card.free).count()).unwrap_or(u32::MAX);
-        Self {
-            free_for_shares: free_for_shares.saturating_sub(occupancy.unattributed),
-            free: occupancy.free_cards(),
-            legacy_only: inventory.legacy_only,
-            cards,
-        }
+        let free_for_shares = count(cards.iter().filter(|card| card.free)).saturating_sub(unattributed);
+        Self { free_for_shares, free, legacy_only, cards }
     }
 
-    /// Whether a pod fits; `None` where only placing it will tell.
+    /// Whether a pod fits: by [`NodeCapacity::fast_fit`] where that tells, else by placing it.
+    ///
+    /// # Errors
+    /// [`Refusal`], the same as `place`'s.
+    pub fn fits(
+        &self,
+        summary: RequestSummary,
+        place: impl FnOnce() -> Result<Placement, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.fast_fit(summary).unwrap_or_else(|| place().map(drop))
+    }
+
+    /// Whether a pod fits; `None` where only placement tells.
     #[must_use]
     pub fn fast_fit(&self, summary: RequestSummary) -> Option<Result<(), Refusal>> {
         Some(match summary {
@@ -152,7 +156,8 @@ impl NodeCapacity {
         let open = || self.cards.iter().filter(|card| card.open);
         let largest = open().map(|card| (card.cores, card.blocks)).max().unwrap_or_default();
         Refusal::NoShare {
-            open: u32::try_from(open().count()).unwrap_or(u32::MAX),
+            open: count(open()),
+            total: count(self.cards.iter()),
             cores: Cores(u32::from(largest.0)),
             blocks: Blocks(largest.1),
             asked_cores,
@@ -215,7 +220,7 @@ impl NodeCapacity {
         self.cards.iter().filter(|card| card.open).map(|card| card.blocks).sum()
     }
 
-    /// Whether some card has more room than before, or more cards are free.
+    /// Whether some card has more left than before, or more cards are free.
     #[must_use]
     pub fn more_than(&self, before: &Self) -> bool {
         self.free > before.free
@@ -228,4 +233,8 @@ impl NodeCapacity {
                 .zip(&before.cards)
                 .any(|(now, then)| now.cores > then.cores || now.blocks > then.blocks)
     }
+}
+
+fn count<'a>(cards: impl Iterator<Item = &'a CardCapacity>) -> u32 {
+    u32::try_from(cards.count()).unwrap_or(u32::MAX)
 }
