@@ -4,12 +4,11 @@
 //! whose outcome is not known keeps its cards, the same pod gets the same answer again on that node, and no other
 //! node is tried before the API server was asked what became of it (FACTS 4.5).
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
+use tokio::task::JoinError;
 
 use super::{Engine, Reply};
 use crate::api::{BindFailure, Binding, Found};
@@ -45,7 +44,7 @@ pub enum BindError {
         pod: String,
     },
     /// An earlier bind to another node may still come true.
-    #[error("pod {pod}: the outcome of an earlier bind to node {node} is not known yet")]
+    #[error("pod {pod}: the earlier binding to node {node} is not confirmed yet")]
     Unconfirmed {
         /// `namespace/name`
         pod: String,
@@ -67,7 +66,7 @@ pub enum BindError {
     Undecided { node: String, source: Undecided },
     #[error("{0}")]
     Quota(String),
-    #[error("gang {gang}: {why}; no member is bound, all are tried again")]
+    #[error("gang {gang}: {why}")]
     Gang {
         /// Namespace and name of the gang.
         gang: String,
@@ -93,37 +92,6 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Work that is done in the caller's task, and goes on in one of its own if the caller goes away in the middle.
-struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
-
-impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
-    fn new(work: F) -> Self {
-        Self(Some(Box::pin(work)))
-    }
-}
-
-impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        // Taken out meanwhile: what panics is not gone on with.
-        let Some(mut work) = self.0.take() else { return Poll::Pending };
-        let polled = work.as_mut().poll(context);
-        if polled.is_pending() {
-            self.0 = Some(work);
-        }
-        polled
-    }
-}
-
-impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
-    fn drop(&mut self) {
-        if let (Some(rest), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(rest);
-        }
-    }
-}
-
 impl Engine {
     /// Binds the pod. The work goes on if the caller goes away.
     pub async fn bind(self: &Arc<Self>, body: &[u8]) -> Reply {
@@ -136,7 +104,12 @@ impl Engine {
         };
         let engine = Arc::clone(self);
         let work = async move { engine.bind_pod(&namespace, &name, &uid, &node).await };
-        reply(Finished::new(work).await)
+        // A task of its own: a binding that has begun is finished although the scheduler hangs up.
+        match tokio::spawn(work).await.map_err(JoinError::try_into_panic) {
+            Ok(result) => reply(result),
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            Err(Err(_)) => reply(Err(BindError::NotReady("gpu-migrate-extender is shutting down"))),
+        }
     }
 
     /// Binds one pod to one node.
@@ -191,7 +164,7 @@ impl Engine {
         }
     }
 
-    /// Decides and writes the decision into the occupancy, in one breath.
+    /// Decides and records the decision, under one lock.
     fn assume(&self, pod: &Arc<PodFacts>, node: &str) -> Result<Cards, BindError> {
         if let Err(problem) = &pod.ask {
             return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
@@ -332,7 +305,7 @@ impl Engine {
         // Otherwise a bind could begin while an answer of before it is on its way here.
         let Some(_mark) = self.mark(&pod.uid) else { return };
         let assumption = self.cluster.read().assumption(&pod.uid).cloned();
-        // One that began and ended since has started the time anew.
+        // One that began and ended since has restarted the timeout.
         if assumption.is_none_or(|assumption| assumption.until > (self.clock)().instant) {
             return;
         }

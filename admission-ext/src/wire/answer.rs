@@ -3,8 +3,6 @@
 //! Shapes: `k8s.io/kube-scheduler/extender/v1/types.go`. `NodeNames: null` would remove every node, and a node that
 //! was not asked about would fail the pod, so the writers take positions in the request and nothing else.
 
-use std::fmt::Write as _;
-
 use super::Nodes;
 
 /// What filter says of one node. Reasons are places in a list, because the same text comes thousands of times.
@@ -13,7 +11,7 @@ pub enum Verdict {
     Fits,
     /// It does not fit now; preemption could help.
     Failed(u16),
-    /// It does not fit, whoever leaves.
+    /// It does not fit, whichever pods leave.
     Unresolvable(u16),
 }
 
@@ -170,21 +168,8 @@ impl Buffer {
     }
 }
 
+/// A JSON string.
 fn quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for letter in text.chars() {
-        match letter {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            control if control < ' ' => {
-                // Writing to a String does not fail.
-                let _ = write!(out, "\\u{:04x}", control as u32);
-            }
-            letter => out.push(letter),
-        }
-    }
-    out.push('"');
-    out
+    // A string has no key that could fail.
+    serde_json::to_string(text).unwrap_or_default()
 }

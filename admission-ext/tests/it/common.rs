@@ -1,9 +1,10 @@
 //! A cluster for tests: objects as JSON, an engine over them, calls as the scheduler makes them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpu_migrate_admission_ext::api::{Api, Memory};
-use gpu_migrate_admission_ext::engine::{Clock, Engine, Leads, Settings, machine_clock};
+use gpu_migrate_admission_ext::engine::{Clock, Engine, Leads, Now, Settings, machine_clock};
 use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::node::NodeFacts;
@@ -80,6 +81,21 @@ pub(crate) fn list(items: &[Value]) -> Vec<u8> {
 /// An engine over `items` that is synced and leads.
 pub(crate) fn engine_with(api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
     engine_at(machine_clock(), api, settings, items)
+}
+
+/// The clock of the runtime: paused with it.
+pub(crate) fn runtime_clock() -> Clock {
+    Arc::new(|| Now { instant: tokio::time::Instant::now().into_std(), unix_nanos: 1 })
+}
+
+/// Waits until it is so.
+pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
+    let met = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), met).await.unwrap();
 }
 
 /// The same by another clock.

@@ -25,7 +25,7 @@ fn members(gang: &str, size: u32, share: (u32, u32)) -> Vec<Value> {
 
 fn start(items: &[Value], gang_timeout: u64) -> Arc<Engine> {
     let settings = Settings { gang_timeout: Duration::from_millis(gang_timeout), ..Settings::default() };
-    engine_with(Arc::new(Memory::default()) as Arc<dyn Api>, settings, items)
+    engine_at(runtime_clock(), Arc::new(Memory::default()) as Arc<dyn Api>, settings, items)
 }
 
 fn binding(engine: &Arc<Engine>, pod: &Value, node: &'static str) -> JoinHandle<String> {
@@ -37,7 +37,7 @@ fn placed(engine: &Engine) -> usize {
     engine.read(|cluster| cluster.node("a").unwrap().pods.len())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gang_of_four_on_room_for_three_binds_nobody_and_all_four_once_a_card_is_free() {
     let gang = members("g", 4, (100, 0));
     let mut items = vec![node("a", 4, 16), bound(shared("other", &[(50, 4)]), "a", "2")];
@@ -65,7 +65,7 @@ async fn a_gang_of_four_on_room_for_three_binds_nobody_and_all_four_once_a_card_
     assert_eq!(engine.metrics().gang_bound.get(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nobody_goes_before_all_members_exist() {
     let gang = members("g", 3, (50, 4));
     let mut items = vec![node("a", 4, 16)];
@@ -78,7 +78,7 @@ async fn nobody_goes_before_all_members_exist() {
     assert_eq!(passing(&engine, &gang[0], &["a"]), ["a"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_does_not_come_in_time_releases_all_and_frees_their_cards() {
     let gang = members("g", 3, (100, 0));
     let mut items = vec![node("a", 3, 16), shared("single", &[(50, 4)])];
@@ -86,8 +86,7 @@ async fn what_does_not_come_in_time_releases_all_and_frees_their_cards() {
     let engine = start(&items, 150);
     let first = binding(&engine, &gang[0], "a");
     let second = binding(&engine, &gang[1], "a");
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(placed(&engine), 2, "held, and on the books");
+    until(|| placed(&engine) == 2).await;
     // A held bind blocks no other pod: this one takes the last card.
     assert_eq!(bind(&engine, &shared("single", &[(50, 4)]), "a").await, "");
     for call in [first, second] {
@@ -98,7 +97,7 @@ async fn what_does_not_come_in_time_releases_all_and_frees_their_cards() {
     assert_eq!(engine.metrics().gang_released.get(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_two_gangs_that_need_more_than_half_the_second_waits_for_the_first() {
     let (one, two) = (members("one", 3, (100, 0)), members("two", 3, (100, 0)));
     let mut items = vec![node("a", 4, 16)];
@@ -109,7 +108,7 @@ async fn of_two_gangs_that_need_more_than_half_the_second_waits_for_the_first() 
         assert_eq!(passing(&engine, pod, &["a"]), ["a"]);
     }
     let first = binding(&engine, &one[0], "a");
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    until(|| placed(&engine) == 1).await;
     let error = bind(&engine, &two[0], "a").await;
     assert!(error.contains("would fit beside the gangs that began before"), "{error}");
     assert!(passing(&engine, &two[1], &["a"]).is_empty());
@@ -128,7 +127,7 @@ async fn of_two_gangs_that_need_more_than_half_the_second_waits_for_the_first() 
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gang_that_gave_up_stands_back_for_another_that_waits() {
     let (one, two) = (members("one", 3, (100, 0)), members("two", 3, (100, 0)));
     let mut items = vec![node("a", 4, 16)];
@@ -137,18 +136,19 @@ async fn a_gang_that_gave_up_stands_back_for_another_that_waits() {
     assert!(bind(&engine, &one[0], "a").await.contains("in time"));
     assert!(passing(&engine, &one[1], &["a"]).is_empty(), "others go first");
     assert_eq!(passing(&engine, &two[1], &["a"]), ["a"]);
-    tokio::time::sleep(Duration::from_millis(120)).await;
+    // A quarter of the gang's timeout.
+    tokio::time::sleep(Duration::from_millis(101)).await;
     assert_eq!(passing(&engine, &one[1], &["a"]), ["a"], "not for ever");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_that_is_deleted_while_it_is_held_takes_nobody_along() {
     let gang = members("g", 2, (100, 0));
     let mut items = vec![node("a", 2, 16)];
     items.extend(gang.iter().cloned());
     let engine = start(&items, 2_000);
     let call = binding(&engine, &gang[0], "a");
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    until(|| placed(&engine) == 1).await;
     engine.remove_pod("uid-g0");
     assert!(call.await.unwrap().contains("given up"));
     assert_eq!(placed(&engine), 0);
@@ -160,7 +160,7 @@ async fn a_member_that_is_deleted_while_it_is_held_takes_nobody_along() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn gates_are_lifted_together_once_all_exist_and_would_fit() {
     let gated = |at: usize| {
         let mut pod = members("g", 2, (100, 0)).swap_remove(at);
@@ -210,7 +210,7 @@ impl Api for Noting {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn where_one_cannot_be_bound_the_others_are_released_and_each_is_told() {
     let gang = members("g", 3, (100, 0));
     let mut items = vec![node("a", 3, 16)];
@@ -233,14 +233,14 @@ async fn where_one_cannot_be_bound_the_others_are_released_and_each_is_told() {
     assert_eq!(engine.metrics().gang_released.get(), 2);
 }
 
-#[tokio::test]
-async fn time_that_runs_out_is_told_to_each_member() {
+#[tokio::test(start_paused = true)]
+async fn a_timeout_is_reported_for_each_member() {
     let gang = members("g", 3, (100, 0));
     let mut items = vec![node("a", 3, 16)];
     items.extend(gang.iter().cloned());
     let api = Arc::new(Noting::default());
     let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
-    let engine = engine_with(Arc::clone(&api) as Arc<dyn Api>, settings, &items);
+    let engine = engine_at(runtime_clock(), Arc::clone(&api) as Arc<dyn Api>, settings, &items);
     let calls = [binding(&engine, &gang[0], "a"), binding(&engine, &gang[1], "a")];
     for call in calls {
         assert!(call.await.unwrap().contains("in time"));
@@ -250,7 +250,7 @@ async fn time_that_runs_out_is_told_to_each_member() {
     assert_eq!(told, ["g0", "g1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_leader_lifts_all_gates_of_a_gang_at_once() {
     let gated = |at: usize| {
         let mut pod = members("g", 3, (100, 0)).swap_remove(at);
@@ -271,7 +271,7 @@ async fn the_leader_lifts_all_gates_of_a_gang_at_once() {
     assert_eq!(*api.lifted.lock(), ["g0", "g1", "g2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn members_of_several_containers_are_counted_by_real_placement() {
     let pods: Vec<Value> = (0..3)
         .map(|at| {
@@ -293,22 +293,18 @@ async fn members_of_several_containers_are_counted_by_real_placement() {
     assert_eq!(passing(&engine, &pods[0], &["a", "b"]), ["a", "b"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_does_not_stop_its_bind() {
     let gang = members("g", 2, (50, 4));
     let mut items = vec![node("a", 2, 16)];
     items.extend(gang.iter().cloned());
     let engine = start(&items, 5_000);
     let first = binding(&engine, &gang[0], "a");
-    while placed(&engine) < 1 {
-        tokio::task::yield_now().await;
-    }
+    until(|| placed(&engine) == 1).await;
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     assert_eq!(bind(&engine, &gang[1], "a").await, "");
     let bound = || engine.read(|cluster| cluster.pod("uid-g0").and_then(|pod| pod.node.clone()));
-    while bound().is_none() {
-        tokio::task::yield_now().await;
-    }
+    until(|| bound().is_some()).await;
     assert_eq!(bound().as_deref(), Some("a"));
 }

@@ -26,7 +26,7 @@ async fn shared_pods_fill_a_card_before_they_open_the_next() {
     let answer = filter(&engine, &fifth, &["a"]);
     assert_eq!(
         answer["FailedNodes"]["a"],
-        "2 cards free of legacy pods, largest free share 20 cores and 8 blocks, 40 cores and 4 blocks asked"
+        "no single card has 40 cores and 4 blocks free (largest free share: 20 cores and 8 blocks); 2 of 2 cards take shares"
     );
 }
 
@@ -47,8 +47,8 @@ async fn a_share_never_goes_on_a_card_that_a_legacy_pod_holds() {
     both.sort_unstable();
     assert_eq!(both, [1, 3]);
     let answer = filter(&engine, &pods[2], &["a"]);
-    assert_eq!(answer["FailedNodes"]["a"], "0 cards free of other pods, 1 asked");
-    assert!(bind(&engine, &pods[2], "a").await.contains("0 cards free"));
+    assert_eq!(answer["FailedNodes"]["a"], "0 cards are free, 1 needed");
+    assert!(bind(&engine, &pods[2], "a").await.contains("0 cards are free"));
 }
 
 #[test]
