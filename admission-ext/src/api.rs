@@ -13,7 +13,7 @@ use crate::state::pod::PodFacts;
 pub struct Binding {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
-    /// Its UID: a pod of the same name made anew is refused by the API server.
+    /// Its UID: a pod of the same name that was re-created is refused by the API server.
     pub uid: Arc<str>,
     pub node: Arc<str>,
     /// Merged into the pod's annotations by the API server.
@@ -65,7 +65,7 @@ pub trait Api: Send + Sync + 'static {
     /// A text, where it was not done.
     async fn lift_gate(&self, pod: &PodFacts) -> Result<(), String>;
 
-    /// Tells the owner of a pod what happened to it. Best effort.
+    /// Records an Event on the pod. Best effort.
     async fn warn(&self, pod: &PodFacts, reason: &'static str, message: String);
 }
 

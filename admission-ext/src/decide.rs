@@ -13,7 +13,7 @@ use crate::state::NodeInfo;
 use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::{Cards, PodFacts, cards_of, compact};
 
-/// Whether `pod` fits on the node, by the fast fit where that tells.
+/// Whether `pod` fits on the node, by the fast fit where that decides.
 ///
 /// # Errors
 /// Why it does not.

@@ -1,4 +1,4 @@
-//! The API of a real cluster: Bindings, look-ups, touches of Nodes, gates, Events.
+//! The API of a real cluster: Bindings, look-ups, annotations of Nodes, gates, Events.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
 //! Scheduler extender: places shared pods beside legacy pods, card by card.
 //!
 //! - [`wire`]: the scheduler's JSON, borrowed
-//! - [`state`]: the cluster, one info of ready-made books per node
+//! - [`state`]: the cluster, one `NodeInfo` with ready-made occupancy per node
 //! - [`decide`], [`score`]: pure decisions over one node
 //! - [`engine`]: the verbs; only bind commits
 //! - [`api`], [`kube_api`], [`watch`], [`snapshot`]: the cluster's API, for real, in memory, and where state comes from

@@ -79,7 +79,7 @@ pub struct Metrics {
     /// Gang members whose held bind was given up.
     pub gang_released: Counter,
     pub gang_bound: Counter,
-    /// Nodes touched to wake pods that only we refused.
+    /// Nodes annotated to requeue pods that only the extender refused.
     pub requeues: Counter,
     /// 1 while this replica may answer.
     pub ready: Gauge,
@@ -123,7 +123,11 @@ impl Metrics {
         registry.register("build", "Version of the program", Info::new(version));
         registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());
         registry.register("calls", "Calls by verb and outcome", m.calls.clone());
-        registry.register("assumptions", "Choices not confirmed by the watch yet", m.assumptions.clone());
+        registry.register(
+            "assumed_pods",
+            "Pods bound by this replica and not confirmed by the watch yet",
+            m.assumptions.clone(),
+        );
         registry.register("nodes", "Nodes known", m.nodes.clone());
         registry.register("pods", "Pods known that ask for cards", m.pods.clone());
         registry.register(
@@ -132,10 +136,18 @@ impl Metrics {
             m.disputed_cards.clone(),
         );
         registry.register("binds_looked_up", "Binds whose outcome was looked up", m.looked_up.clone());
-        registry.register("assumptions_expired", "Assumptions given up", m.expired.clone());
+        registry.register(
+            "assumed_pods_expired",
+            "Assumed pods that were not bound after all; their cards are free again",
+            m.expired.clone(),
+        );
         registry.register("gang_members_released", "Held binds given up", m.gang_released.clone());
         registry.register("gangs_bound", "Gangs bound whole", m.gang_bound.clone());
-        registry.register("requeues", "Nodes touched to wake waiting pods", m.requeues.clone());
+        registry.register(
+            "requeues",
+            "Node annotations written so that the scheduler requeues waiting pods",
+            m.requeues.clone(),
+        );
         registry.register("ready", "1 while this replica may answer", m.ready.clone());
         registry.register(
             "unauthorized",

@@ -1,7 +1,7 @@
 //! Which of the nodes and cards that fit is best: [`gpu_migrate_model::score`] over the extender's slots.
 //!
-//! The scorer is worked out anew after every few hundred requests. What it said about a node is remembered until the
-//! node's books change, so that a decision over 5,000 nodes is 5,000 look-ups.
+//! The scorer is computed again after every few hundred requests. What it said about a node is remembered until the
+//! node's occupancy changes, so that a decision over 5,000 nodes is 5,000 look-ups.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, NodeInfo};
 
-/// Requests after which the scorer is worked out anew.
+/// Requests after which the scorer is computed again.
 const STALE_AFTER: u32 = 500;
 
 /// Compares places. Has its own locks, which are never held while one of the cluster's is waited for.
@@ -64,7 +64,7 @@ impl NodeScorer {
         }
     }
 
-    /// Works the scorer out anew where enough has changed. The first time, the pods that are there are the mix.
+    /// Computes the scorer again where enough has changed. The first time, the pods that are there are the mix.
     pub fn refresh(&self, cluster: &Cluster) {
         if !self.needs_mix() {
             return;

@@ -15,7 +15,7 @@ use crate::units::{Blocks, Cores};
 pub struct CardCapacity {
     /// Cores left for shares; 0 on a card that takes none.
     pub cores: u16,
-    /// Nobody holds it.
+    /// No container holds it.
     pub free: bool,
     /// It takes shares.
     pub open: bool,
@@ -48,7 +48,7 @@ pub enum RequestSummary {
     Whole(u32, Blocks),
     /// So many legacy cards.
     Legacy(u32),
-    /// Several containers, or constraints: only placement tells.
+    /// Several containers, or constraints: only placement decides.
     Complex,
 }
 
@@ -96,7 +96,7 @@ impl NodeCapacity {
         Self { free_for_shares, free, legacy_only, cards }
     }
 
-    /// Whether a pod fits: by [`NodeCapacity::fast_fit`] where that tells, else by placing it.
+    /// Whether a pod fits: by [`NodeCapacity::fast_fit`] where that decides, else by placing it.
     ///
     /// # Errors
     /// [`Refusal`], the same as `place`'s.
@@ -108,7 +108,7 @@ impl NodeCapacity {
         self.fast_fit(summary).unwrap_or_else(|| place().map(drop))
     }
 
-    /// Whether a pod fits; `None` where only placement tells.
+    /// Whether a pod fits; `None` where only placement decides.
     #[must_use]
     pub fn fast_fit(&self, summary: RequestSummary) -> Option<Result<(), Refusal>> {
         Some(match summary {

@@ -20,7 +20,7 @@ pub enum Health {
 /// What may be put on a card next. Printed by `kubectl get gpushadows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum CardState {
-    /// Nobody holds it: either kind may come.
+    /// No container holds it: either kind may come.
     #[default]
     Free,
     /// Legacy containers hold it.
@@ -56,7 +56,7 @@ pub struct Card {
     /// PCI address, `00000000:65:00.0`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub bus_id: String,
-    /// NUMA node, where the machine tells.
+    /// NUMA node, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
     /// MIG is on: the card is carved up by NVIDIA's means and is not for sharing.
@@ -102,7 +102,7 @@ pub struct CardView {
 }
 
 impl CardView {
-    /// Nobody holds it and it may be given out whole, to either kind.
+    /// No container holds it: it may be allocated whole, to either kind.
     #[must_use]
     pub fn is_free(&self) -> bool {
         self.state == CardState::Free

@@ -1,4 +1,4 @@
-//! The device IDs of vcuda resources, laid out card by card, so that the kubelet's own books say which card is whose.
+//! The device IDs of vcuda resources, laid out card by card, so that the kubelet checkpoint says which card is whose.
 //!
 //! Forms of gpu-manager (`pkg/services/allocator/nvidia/allocator.go`): `tencent.com/vcuda-core-<i>` with 100 a card, and
 //! `tencent.com/vcuda-memory-268435456-<i>` with one for each block. Core *i* is on card *i / 100*; each card has a range of

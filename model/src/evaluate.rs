@@ -85,7 +85,7 @@ pub fn whole(tree: &Tree, count: usize) -> Option<Vec<CardIndex>> {
     if count == 1 { fragment(tree, 1) } else { link(tree, count) }
 }
 
-/// The tree with just those cards free that may be given out whole.
+/// The tree with just those cards free that may be allocated whole.
 #[must_use]
 pub fn with_free(tree: &Tree, cards: &[CardView]) -> Tree {
     let mut marked = tree.clone();

@@ -1,9 +1,9 @@
-//! The books of one node: which container holds which card. The only place where a holder is added or removed.
+//! The ledger of one node: which container holds which card. The only place where a holder is added or removed.
 //!
-//! - **I1 exclusive**: a card's books are *either* free, *or* legacy, *or* shared: the type has no room for both kinds.
+//! - **I1 exclusive**: a card is *either* free, *or* held by legacy containers, *or* shared: the type cannot hold both kinds.
 //! - **I2 no overcommit**: a share is written down only if cores and memory are left for it.
 //!
-//! [`Ledger::hold`] decides; [`Ledger::record`] writes down what was *found* (the kubelet's own books at start-up) even
+//! [`Ledger::hold`] decides; [`Ledger::record`] writes down what was *found* (the kubelet checkpoint at start-up) even
 //! where it breaks a rule, so that the truth is shown and the card takes nothing new. [`Ledger::check`] recounts all
 //! of it from the holds alone.
 //!
@@ -160,13 +160,13 @@ pub enum Violation {
         second: HolderId,
     },
     /// I2.
-    #[error("I2 broken: {card} has {cores} and {blocks} handed out, of 100 cores and {capacity}")]
+    #[error("I2 broken: {card} has {cores} and {blocks} allocated, of 100 cores and {capacity}")]
     Overcommitted {
         /// The card.
         card: CardIndex,
-        /// Cores handed out.
+        /// Cores allocated.
         cores: Cores,
-        /// Memory handed out.
+        /// Memory allocated.
         blocks: Blocks,
         /// Memory of the card.
         capacity: Blocks,
@@ -193,7 +193,7 @@ struct Entry {
     occupancy: CardOccupancy,
 }
 
-/// The books of one node.
+/// Which container holds which card of one node.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     entries: Vec<Entry>,
@@ -203,7 +203,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Empty books over these cards, in the order of their [`CardIndex`].
+    /// An empty ledger over these cards, in the order of their [`CardIndex`].
     #[must_use]
     pub fn new(cards: Vec<Card>) -> Self {
         let entries = cards
@@ -301,7 +301,7 @@ impl Ledger {
         self.entries.get(index.position()).map_or(Health::Unhealthy, |entry| entry.health)
     }
 
-    /// Sets a card's health. Holders stay: a sick card is not taken from who has it.
+    /// Sets a card's health. Holders stay: an unhealthy card is not taken from who has it.
     pub fn set_health(&mut self, index: CardIndex, health: Health) {
         if let Some(entry) = self.entries.get_mut(index.position()) {
             entry.health = health;
@@ -362,7 +362,7 @@ impl Ledger {
     /// Writes down what was found, even against the rules, replacing what this container had on the card. A card
     /// where a rule is broken becomes [`CardState::Disputed`] until enough holders are gone.
     ///
-    /// Returns whether the books are in order afterwards; `false` also for a card that is not there.
+    /// Returns whether the card is in order afterwards; `false` also for a card that is not there.
     pub fn record(&mut self, holder: &HolderId, index: CardIndex, hold: Hold) -> bool {
         let Some(entry) = self.entries.get_mut(index.position()) else { return false };
         let mut holds = entry.occupancy.take();
@@ -465,7 +465,7 @@ impl CardOccupancy {
         }
     }
 
-    /// The kind of books that these holds make.
+    /// The occupancy that these holds make.
     fn of(holds: Holds, card: &Card, index: CardIndex) -> Self {
         match holds.values().next() {
             None => Self::Free,
@@ -535,8 +535,8 @@ impl Entry {
                 .iter()
                 .find(|(other, theirs)| !of_same_pod(other) && collide(slots, theirs))
                 .map_or(Ok(()), |(other, _)| Err(held_by(other))),
-            (books, Hold::Share { .. }) => {
-                let before = books.map().cloned().unwrap_or_default();
+            (occupancy, Hold::Share { .. }) => {
+                let before = occupancy.map().cloned().unwrap_or_default();
                 let mut after = before;
                 after.insert(holder.clone(), hold.clone());
                 let (cores, blocks) = allocated(&after);

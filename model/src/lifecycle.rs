@@ -14,8 +14,8 @@ pub fn is_terminal(pod: &Pod) -> bool {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(is_terminal_phase)
 }
 
-/// Whether the pod runs or is going to: it has not ended and nobody asked for its deletion. For those who count replicas, not for
-/// those who count cards.
+/// Whether the pod runs or is going to: it has not ended and its deletion was not asked for. For counting replicas, not
+/// for counting cards.
 #[must_use]
 pub fn is_active(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && !is_terminal(pod)

@@ -28,7 +28,7 @@ pub const POLICY: &str = "gpu-migrate.io/policy";
 pub const LEGACY_CARDS_PREFIX: &str = "gpu-migrate.io/gpu-idx-";
 /// Pod scheduling gate on the members of a gang that is not complete yet.
 pub const GANG_GATE: &str = "gpu-migrate.io/gang";
-/// Node annotation: changes when a card gets room, which wakes waiting pods (the scheduler watches nodes, not GPUShadows).
+/// Node annotation: changes when a card gets free capacity, so that the scheduler requeues waiting pods (the scheduler watches nodes, not GPUShadows).
 pub const CARDS_GENERATION: &str = "gpu-migrate.io/cards-generation";
 /// Node annotation: comma-separated card indexes or UUIDs that take nothing new.
 pub const CORDONED_CARDS: &str = "gpu-migrate.io/cordoned-cards";

@@ -499,7 +499,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is placed can be written into the ledger: placement and books agree on I1 and I2.
+        /// Whatever is placed can be written into the ledger: placement and ledger agree on I1 and I2.
         #[test]
         fn a_placement_fits_the_books(
             pods in prop::collection::vec((prop::option::of(1_u32..=300), prop::collection::vec((1_u32..=300, 1_u32..=12), 1..3)), 1..30),

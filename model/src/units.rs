@@ -70,7 +70,7 @@ impl Blocks {
     /// No memory.
     pub const ZERO: Self = Self(0);
 
-    /// The whole blocks in `mib` MiB; a remainder is not handed out.
+    /// The whole blocks in `mib` MiB; a remainder is not allocated.
     #[must_use]
     pub fn in_mib(mib: u64) -> Self {
         Self(u32::try_from(mib / MIB_PER_BLOCK).unwrap_or(u32::MAX))

@@ -17,7 +17,7 @@ use crate::wire::{Nodes, Request};
 use gpu_migrate_model::capacity::RequestSummary;
 
 /// Nodes looked at before a waiting bind is let in.
-const BETWEEN_BREATHS: usize = 512;
+const NODES_PER_LOCK: usize = 512;
 
 /// Where the pod itself is on the occupancy, from an earlier try; nowhere for most.
 struct Own {
@@ -109,14 +109,14 @@ impl Engine {
         if !cluster.is_placed(&pod.uid)
             && let Some(refusal) = self.gang_refusal(&cluster, pod)
         {
-            // Preempting for one member would help nobody.
+            // Preempting for one member would not help.
             let never = Verdict::Unresolvable(reasons.text(&refusal));
             return (vec![never; nodes.len()], reasons);
         }
         let exceeded = self.exceeded(&cluster, pod);
         let own = Own::of(&cluster, pod);
         for at in 0..nodes.len() {
-            if at % BETWEEN_BREATHS == BETWEEN_BREATHS - 1 {
+            if at % NODES_PER_LOCK == NODES_PER_LOCK - 1 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);
             }
             let mut verdict = self.verdict(&cluster, pod, summary, &own, (nodes, at), &mut reasons);

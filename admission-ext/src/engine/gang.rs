@@ -1,12 +1,12 @@
 //! Gangs: all members or none (`scheduling.k8s.io/group-name`, `group-pod-num`; DESIGN decision 8).
 //!
-//! - **filter** lets nobody through while the cluster could not hold all members that are still missing, beside what
+//! - **filter** lets no member pass while the cluster could not hold all members that are still missing, beside what
 //!   is held and still missing of the gangs that have started before.
 //! - **bind** assumes each member's cards and holds the call; the last member's call binds all. If a binding fails or
 //!   time runs out, all that are not bound yet are released.
 //!
 //! A gang that has started counts as if it were whole. So of two gangs that need more than half of the cluster each, the
-//! second does not begin before the first has finished or given up; and one that has given up stands back for a while.
+//! second does not begin before the first has finished or given up; and one that has given up backs off for a while.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const AT_A_TIME: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Gangs {
     started: HashMap<Arc<str>, Started>,
-    /// Gangs that gave up, and until when they stand back.
+    /// Gangs that gave up, and until when they back off.
     backing_off: HashMap<Arc<str>, Instant>,
 }
 
@@ -47,7 +47,7 @@ struct Held {
     pod: Arc<PodFacts>,
     node: Arc<str>,
     cards: Cards,
-    tell: oneshot::Sender<Result<(), BindError>>,
+    reply: oneshot::Sender<Result<(), BindError>>,
 }
 
 /// What becomes of a bind call of a gang member.
@@ -84,7 +84,7 @@ impl Engine {
                     Ok(answer) => answer.unwrap_or_else(|_| Err(released(gang, "the gang was given up"))),
                     Err(_) => {
                         self.give_up(gang, deadline, "not all members came in time").await;
-                        // Whoever gave the gang up, or is binding it right now, answers everyone.
+                        // The call that gave the gang up, or is binding it now, answers all.
                         answer.await.unwrap_or_else(|_| Err(released(gang, "the gang was given up")))
                     }
                 }
@@ -99,12 +99,12 @@ impl Engine {
     }
 
     fn take_turn(&self, pod: &Arc<PodFacts>, gang: &GangRef, node: &str, cards: Cards) -> Turn {
-        let (tell, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let now = (self.clock)().instant;
         let cluster = self.cluster.read();
         let mut gangs = self.gangs.lock();
         let started = gangs.begin(gang, now + self.settings.gang_timeout);
-        let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, tell };
+        let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, reply };
         started.held.insert(Arc::clone(&pod.uid), held);
         let bound = cluster.members(&gang.key).filter(|member| member.node.is_some()).count();
         if bound + started.held.len() < gang.size as usize {
@@ -114,7 +114,7 @@ impl Engine {
         Turn::All(all.into_values().collect(), answer)
     }
 
-    /// Binds all members. The first goes alone: most of what can go wrong goes wrong there, and then nobody is bound.
+    /// Binds all members. The first goes alone: most of what can go wrong goes wrong there, and then no member is bound.
     async fn bind_all(self: &Arc<Self>, gang: &GangRef, members: Vec<Held>) {
         let mut waiting = members.into_iter();
         let mut failed = false;
@@ -137,7 +137,7 @@ impl Engine {
         let result = self.commit(&held.pod, &held.node, held.cards).await;
         let bound = result.is_ok();
         // A caller that went away is no reason to undo anything.
-        let _ = held.tell.send(result);
+        let _ = held.reply.send(result);
         bound
     }
 
@@ -148,7 +148,7 @@ impl Engine {
             let mut gangs = self.gangs.lock();
             match gangs.started.get(&gang.key) {
                 Some(started) if started.deadline == deadline => {}
-                // Another member did it, or the gang is being bound, or has started anew.
+                // Another member did it, or the gang is being bound, or has started again.
                 _ => return,
             }
             gangs.backing_off.insert(Arc::clone(&gang.key), until);
@@ -158,16 +158,19 @@ impl Engine {
     }
 
     async fn release(&self, gang: &GangRef, members: Vec<Held>, why: &'static str) {
+        let is_bound = |member: &&Arc<PodFacts>| member.node.is_some();
+        let bound = self.read(|cluster| cluster.members(&gang.key).filter(is_bound).count());
+        let why = format!("{why}; bound {bound} of {}, the rest released", gang.size);
         for held in members {
             self.change(|cluster| cluster.forget(&held.pod.uid));
             self.metrics.gang_released.inc();
-            let error = released(gang, why);
+            let error = released(gang, &why);
             self.api.warn(&held.pod, "GangReleased", error.to_string()).await;
-            let _ = held.tell.send(Err(error));
+            let _ = held.reply.send(Err(error));
         }
     }
 
-    /// A member is gone: its bind is over, the others go on waiting for whoever takes its place.
+    /// A member is gone: its bind is over, the others go on waiting for the pod that takes its place.
     pub(super) fn drop_member(&self, uid: &str) {
         let mut gangs = self.gangs.lock();
         for started in gangs.started.values_mut() {
@@ -177,7 +180,7 @@ impl Engine {
         gangs.started.retain(|_, started| !started.held.is_empty());
     }
 
-    /// Wakes the gangs whose time of standing back is over: nothing else would.
+    /// Requeues the gangs whose back-off is over: nothing else would.
     pub(super) fn end_back_off(&self) {
         let now = (self.clock)().instant;
         let mut gangs = self.gangs.lock();

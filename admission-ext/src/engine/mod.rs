@@ -106,7 +106,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over an empty cluster: not synced, not leading. The second value tells what was freed, for
+    /// An engine over an empty cluster: not synced, not leading. The second value reports what was freed, for
     /// [`Engine::requeue`].
     pub fn new(
         api: Arc<dyn Api>,

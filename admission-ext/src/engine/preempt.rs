@@ -14,7 +14,7 @@ use crate::wire::answer::{self, Kept};
 use crate::wire::{NodeVictims, PreemptArgs};
 
 impl Engine {
-    /// Which victims on which nodes make room for the pod.
+    /// Which victims on which nodes free enough for the pod.
     pub fn preempt(&self, body: &[u8]) -> Reply {
         let nothing = |outcome| Reply { body: answer::preemption(&[]), outcome };
         let (None, Ok(args)) = (self.not_ready(), PreemptArgs::parse(body)) else {
@@ -78,6 +78,6 @@ fn needed<'a>(
             victims = fewer;
         }
     }
-    // The scheduler takes a node without victims for an error; room that is there by now needs no preemption at all.
+    // The scheduler takes a node without victims for an error; capacity that is free by now needs no preemption at all.
     (!victims.is_empty()).then_some(victims)
 }

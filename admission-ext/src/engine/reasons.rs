@@ -109,6 +109,6 @@ mod tests {
         reasons.refuse(Refusal::FewCards { free: 3, asked: 4 });
         let texts: std::collections::BTreeSet<String> = reasons.texts().into_iter().collect();
         assert_eq!(texts.len(), 2, "{texts:?}");
-        assert!(texts.contains("too few cards free of other pods, 4 asked"));
+        assert!(texts.contains("too few cards are free, 4 needed"));
     }
 }

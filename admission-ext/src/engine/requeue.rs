@@ -1,10 +1,10 @@
-//! Waking the pods that only we refused, when there is room again.
+//! Requeues the pods that only the extender refused, when capacity is free again.
 //!
 //! The scheduler comes again with a refused pod when it sees a Node or an assigned pod change (FACTS 4.6). That is not enough:
 //! - it sees a deletion by its own watch, and may ask us before ours has seen it; we refuse, and nothing calls it again;
 //! - it sees no GPUShadow, no GPUConfig, no gang and no hold of ours at all.
 //!
-//! So whatever frees room is noted ([`Freed`]), and a moment later an annotation of the node is changed, if by then a pod
+//! So whatever frees capacity is noted ([`Freed`]), and a moment later an annotation of the node is changed, if by then a pod
 //! is still waiting that was last asked about before that and could go there. Most often the scheduler has asked again
 //! by itself, and nothing is written. All of this is off the path of the scheduler's calls, and only the leader writes.
 
@@ -19,10 +19,10 @@ use crate::decide::fits;
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, Freed, NodeInfo};
 
-/// How long room is left for the scheduler to find by itself; a burst of changes in that time is one touch.
+/// How long the scheduler may find free capacity by itself; a burst of changes in that time is one annotation.
 pub const REQUEUE_DELAY: Duration = Duration::from_millis(250);
 
-/// Nodes touched at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
+/// Nodes annotated at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
 const AT_A_TIME: usize = 16;
 
 /// How long a pod is remembered that the scheduler knows and our watch does not.
@@ -36,13 +36,13 @@ pub(super) struct Refused(Mutex<HashMap<Arc<str>, Asked>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    /// [`Cluster::frees`] when the look began: room that came later was not seen.
+    /// [`Cluster::frees`] when filter began: capacity freed later was not seen.
     since: u64,
     at: Instant,
 }
 
 impl Refused {
-    /// A look begins. Called under the cluster's lock, so that whatever frees room from here on finds the pod noted.
+    /// Filter begins. Called under the cluster's lock, so that whatever frees capacity from here on finds the pod noted.
     pub(super) fn note(&self, pod: &PodFacts, cluster: &Cluster, now: Instant) {
         self.0.lock().insert(Arc::clone(&pod.uid), Asked { since: cluster.frees(), at: now });
     }
@@ -81,20 +81,20 @@ fn waits(pod: &PodFacts) -> bool {
 }
 
 impl Engine {
-    /// Changes the state. The only way to do it, so that no room is freed that waiting pods are not told of.
+    /// Changes the state. The only way to do it, so that waiting pods are requeued for all capacity that is freed.
     pub(super) fn change<T>(&self, edit: impl FnOnce(&mut Cluster) -> T) -> T {
         let mut cluster = self.cluster.write();
         let done = edit(&mut cluster);
         let freed = cluster.take_freed();
         drop(cluster);
         if !freed.is_empty() && !self.refused.is_empty() {
-            // Nobody listens in a snapshot.
+            // Without an API server there is no receiver.
             freed.into_iter().for_each(|freed| _ = self.requeue.send(freed));
         }
         done
     }
 
-    /// Whoever leads from now on does not know whom the last leader refused, nor whether it lived to wake them.
+    /// A new leader does not know which pods the last one refused, nor whether it requeued them.
     pub(super) fn requeue_refused_earlier(&self) {
         let now = (self.clock)().instant;
         self.change(|cluster| {
@@ -111,7 +111,7 @@ impl Engine {
         self.refused.prune(&self.cluster.read(), (self.clock)().instant);
     }
 
-    /// Touches nodes with room that waiting pods were not told of. Returns what could not be written, to try again.
+    /// Annotates nodes whose freed capacity waiting pods could use. Returns what could not be written, to try again.
     pub async fn requeue(&self, freed: Vec<Freed>) -> Vec<Freed> {
         let mut again = Vec::new();
         if !self.is_ready() {
@@ -158,7 +158,7 @@ impl Engine {
         touch
     }
 
-    /// Whether there is hope for a pod on this node. Too much hope costs a touch, too little would leave it waiting.
+    /// Whether a pod may fit on this node. A wrong yes costs an annotation, a wrong no leaves the pod waiting.
     fn could_go(
         &self,
         cluster: &Cluster,

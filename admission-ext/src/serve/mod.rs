@@ -55,7 +55,7 @@ async fn look(State(engine): State<Arc<Engine>>, body: Bytes, verb: Verb) -> Res
         Verb::Prioritize => engine.prioritize(&body),
         Verb::Preempt => engine.preempt(&body),
         Verb::Predicates => engine.predicates(&body),
-        // Filter is pure, so a dry run is the same; it has a path of its own for whoever simulates (autoscalers).
+        // Filter is pure, so a dry run is the same; it has a path of its own for simulations (autoscalers).
         other => engine.filter(other.path(), &body),
     };
     engine.metrics().observe(verb, reply.outcome, start.elapsed());

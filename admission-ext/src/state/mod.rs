@@ -3,7 +3,7 @@
 //! ```text
 //! Pods, Nodes, GPUShadows ── watch or snapshot ──► Cluster ◄── assume, confirm, forget ── bind
 //!                                                    │
-//!                                                    └── nodes: one per node, books ready made ──► filter, prioritize
+//!                                                    └── nodes: one per node, occupancy ready made ──► filter, prioritize
 //! ```
 
 pub mod node;
@@ -33,7 +33,7 @@ pub type NodeId = usize;
 pub struct NodeInfo {
     /// The node or its shadow was seen, and not only pods on it.
     known: bool,
-    /// The books in a few words, for the first look of filter.
+    /// The occupancy in a few bytes per card, for the fast fit.
     pub capacity: NodeCapacity,
     pub name: Arc<str>,
     /// What the Node object says; `None` while only its shadow or its pods are known.
@@ -44,7 +44,7 @@ pub struct NodeInfo {
     /// Pods bound to it or assumed on it, by UID.
     pub pods: HashMap<Arc<str>, Placed>,
     pub occupancy: NodeOccupancy,
-    /// Counts up whenever the books change.
+    /// Counts up whenever the occupancy changes.
     pub generation: u64,
     shadow: Option<Inventory>,
     contribution: Contribution,
@@ -54,7 +54,7 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// The books without these pods, for preemption and for a pod that is already assumed here.
+    /// The occupancy without these pods, for preemption and for a pod that is already assumed here.
     #[must_use]
     pub fn occupancy_without(
         &self,
@@ -65,7 +65,7 @@ impl NodeInfo {
         occupancy(&self.inventory, facts, &self.published, self.pods.values(), without)
     }
 
-    /// The books with further pods on them, for trying out several.
+    /// The occupancy with further pods on them, for trying out several.
     #[must_use]
     pub fn occupancy_with(&self, further: &[Placed]) -> NodeOccupancy {
         let none = NodeFacts::default();
@@ -122,10 +122,10 @@ struct Known {
     info: Option<NodeId>,
 }
 
-/// Something that a waiting pod may use, for those who wake it.
+/// Something that a waiting pod may use, for requeueing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// The node with more room than before; `None`: not a matter of one node.
+    /// The node with more free capacity than before; `None`: not a matter of one node.
     pub node: Option<Arc<str>>,
     /// [`Cluster::frees`] with this one.
     pub count: u64,
@@ -143,7 +143,7 @@ pub struct Cluster {
     quotas: Quotas,
     /// Cards of each pool that shares never use.
     reserved: HashMap<String, Vec<u32>>,
-    /// How often something was freed, and what of it nobody has fetched yet.
+    /// How often something was freed, and what of it was not fetched yet.
     frees: u64,
     freed: Vec<Freed>,
     /// Slots are settled one by one as they change, but for the first filling.
@@ -156,12 +156,12 @@ impl Cluster {
         Self::default()
     }
 
-    /// Puts off the books until [`Cluster::settle`]: for filling with thousands of objects at once.
+    /// Puts off computing the occupancy until [`Cluster::settle`]: for filling with thousands of objects at once.
     pub fn load(&mut self) {
         self.loading = true;
     }
 
-    /// Makes the books of all slots that changed since [`Cluster::load`].
+    /// Computes the occupancy of all nodes that changed since [`Cluster::load`].
     pub fn settle(&mut self) {
         self.loading = false;
         for id in 0..self.nodes.len() {
@@ -247,7 +247,7 @@ impl Cluster {
         info.known.then_some((id, info))
     }
 
-    /// How many numbers of nodes were given out.
+    /// How many numbers of nodes are in use.
     #[must_use]
     pub fn node_id_count(&self) -> usize {
         self.nodes.len()
@@ -267,13 +267,13 @@ impl Cluster {
         self.pods.values().map(|known| &known.pod)
     }
 
-    /// Whether the pod is on the books of some node: bound, or assumed.
+    /// Whether the pod is counted on some node: bound, or assumed.
     #[must_use]
     pub fn is_placed(&self, uid: &str) -> bool {
         self.node_of(uid).is_some()
     }
 
-    /// The number of the node that the pod is on the books of.
+    /// The number of the node that the pod is counted on.
     #[must_use]
     pub fn node_of(&self, uid: &str) -> Option<NodeId> {
         self.pods.get(uid)?.info
@@ -365,7 +365,7 @@ impl Cluster {
         }
     }
 
-    /// Writes our own choice into the books before anyone else has heard of it.
+    /// Counts our own choice before the watch confirms it.
     pub fn assume(&mut self, pod: &Arc<PodFacts>, node: &str, cards: Cards, until: Instant) {
         let assumption = Assumption { node: Arc::from(node), cards: cards.clone(), until };
         self.assumed.insert(Arc::clone(&pod.uid), assumption);
@@ -423,7 +423,7 @@ impl Cluster {
         }
         let same = self.nodes[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
         if same {
-            // Most updates of a running pod: nothing that the books depend on.
+            // Most updates of a running pod: nothing that the occupancy depends on.
             self.nodes[id].pods.insert(uid, Placed { pod, cards });
             return;
         }
@@ -444,7 +444,7 @@ impl Cluster {
         }
     }
 
-    /// Changes a info and makes its books anew.
+    /// Changes a node and computes its occupancy again.
     fn change(&mut self, id: NodeId, edit: impl FnOnce(&mut NodeInfo)) {
         let info = &mut self.nodes[id];
         edit(info);

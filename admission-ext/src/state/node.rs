@@ -1,6 +1,6 @@
-//! One node as the index keeps it: what it has, what was found on it, who was bound to it, and the books that follow.
+//! One node as the index keeps it: what it has, what was found on it, who was bound to it, and the occupancy that follows.
 //!
-//! The books are a pure function of the other three ([`books`]), made anew whenever one of them changes. That costs
+//! The occupancy is a pure function of the other three ([`occupancy`]), computed again whenever one of them changes. That costs
 //! microseconds for the dozen pods of a node, and leaves no state that could drift.
 
 use std::borrow::Cow;
@@ -108,7 +108,7 @@ impl NodeFacts {
             cordoned: Vec::new(),
             reserved: Vec::new(),
             tree: Arc::new(Topology::uniform(count as usize, LinkLevel::Sys).tree()),
-            // What the plugin withholds is on some card, nobody says which.
+            // What the plugin withholds is on some card, unknown which.
             withheld: count.saturating_sub(self.allocatable.cards()),
             // A legacy-only node: nothing there takes shares.
             legacy_only: self.capacity.cores == 0,
@@ -201,12 +201,12 @@ pub struct Placed {
     pub cards: Cards,
 }
 
-/// The books of a node.
+/// What of a node's cards is held, and what is left.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOccupancy {
     /// Its cards and what is left on them.
     pub cards: Vec<CardView>,
-    /// Free cards that are somebody's although it is not known which (DESIGN decision 6): so many must stay free.
+    /// Free cards that are held although it is not known by which pod (DESIGN decision 6): so many must stay free.
     pub unattributed: u32,
 }
 
@@ -224,7 +224,7 @@ impl NodeOccupancy {
         Cow::Owned(cards)
     }
 
-    /// Cards that nobody holds, less those unattributed.
+    /// Free cards, less those unattributed.
     #[must_use]
     pub fn free_cards(&self) -> u32 {
         let free = self.cards.iter().filter(|card| card.is_free()).count();
@@ -238,7 +238,7 @@ impl NodeOccupancy {
     }
 }
 
-/// The books that follow from what is known of a node, but for the pods that `without` names by UID.
+/// The occupancy that follows from what is known of a node, but for the pods that `without` names by UID.
 ///
 /// The truth about a container is, in this order: the node's own bridge (GPUShadow), its annotations, and else only
 /// how much it has. A hold that the bridge still publishes counts although its pod is gone (I3).
@@ -284,7 +284,7 @@ pub fn occupancy<'a>(
 }
 
 /// Writes one pod into the occupancy; returns for how many of its cards it is not known which they are. A share that we chose one of
-/// the `legacy` cards for came too late: its node will give it another, nobody knows yet which.
+/// the `legacy` cards for came too late: its node will give it another, unknown yet which.
 fn record(
     ledger: &mut Ledger,
     placed: &Placed,

@@ -48,7 +48,7 @@ pub struct PodFacts {
     pub node: Option<Arc<str>>,
     /// Cards from its annotations: of the extender for shared pods, of the bridge for legacy ones.
     pub cards: Cards,
-    /// What it demands of its cards beside room.
+    /// What it demands of its cards beside capacity.
     pub constraints: Constraints,
     /// Gang, where it is in one.
     pub gang: Option<GangRef>,

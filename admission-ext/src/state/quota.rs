@@ -14,7 +14,7 @@ use gpu_migrate_model::names;
 use super::NodeInfo;
 use super::pod::PodFacts;
 
-/// What quotas tell nodes apart by.
+/// What quotas distinguish nodes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The node's pool, by its label.

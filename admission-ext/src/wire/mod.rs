@@ -131,7 +131,7 @@ impl<'a> Request<'a> {
 pub struct BindArgs<'a> {
     pub pod_name: &'a str,
     pub pod_namespace: &'a str,
-    /// Its UID: a pod of the same name that was made anew has another.
+    /// Its UID: a pod of the same name that was re-created has another.
     #[serde(rename = "PodUID")]
     pub pod_uid: &'a str,
     /// The node that was chosen.
@@ -156,7 +156,7 @@ impl<'a> BindArgs<'a> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct PreemptArgs<'a> {
-    /// The pod that wants the room.
+    /// The pod that wants to preempt.
     #[serde(borrow)]
     pub pod: PodView<'a>,
     /// Whole victims, where `nodeCacheCapable` is false.

@@ -28,7 +28,7 @@ use crate::units::{Blocks, CardIndex, Cores};
         name = "Free",
         type_ = "string",
         json_path = ".status.free",
-        description = "Cards that nobody holds"
+        description = "Cards that no container holds"
     ),
     printcolumn(
         name = "Legacy",
@@ -184,14 +184,14 @@ pub struct HolderStatus {
     /// The parts of the card that a legacy holder has, where it is not the whole.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
-    /// The devices that the kubelet's own book names for a legacy holder, where it was given others than the kubelet asked
+    /// The devices that the kubelet checkpoint names for a legacy holder, where it was given others than the kubelet asked
     /// for. Without the node agent the kubelet may give the card to someone else as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kubelet_devices: Vec<String>,
 }
 
 impl GPUShadowStatus {
-    /// Fills in cards, holders and the summary from the books. `name` gives namespace and name of a pod by its UID.
+    /// Fills in cards, holders and the summary from the ledger. `name` gives namespace and name of a pod by its UID.
     #[must_use]
     pub fn of(ledger: &Ledger, topology: &Topology, name: impl Fn(&str) -> Option<(String, String)>) -> Self {
         let cards: Vec<CardStatus> = ledger
@@ -228,7 +228,7 @@ impl GPUShadowStatus {
         }
     }
 
-    /// The books that this status tells of. Holds are recorded as found.
+    /// The ledger that this status describes. Holds are recorded as found.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(self.cards.iter().map(|card| card.card.clone()).collect());
@@ -244,7 +244,7 @@ impl GPUShadowStatus {
         ledger
     }
 
-    /// The tree of the node's cards; all alike where the links are not told.
+    /// The tree of the node's cards; all alike where the links are unknown.
     #[must_use]
     pub fn tree(&self) -> Tree {
         let cards = self.cards.len();
@@ -264,7 +264,7 @@ impl HolderStatus {
         self.cores.is_some() || self.blocks.is_some()
     }
 
-    /// A legacy holder on another card than the kubelet's book says.
+    /// A legacy holder on another card than the kubelet checkpoint says.
     #[must_use]
     pub fn deviates(&self) -> bool {
         !self.kubelet_devices.is_empty()

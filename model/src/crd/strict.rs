@@ -1,4 +1,4 @@
-//! Reading a custom resource from a file: a field that nobody knows is an error, with its path.
+//! Reading a custom resource from a file: an unknown field is an error, with its path.
 //!
 //! In a cluster the API server prunes or refuses unknown fields, and an older reader must not fail on a newer field, so
 //! the types themselves stay lenient.

@@ -56,8 +56,8 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// As [`Scorer::choose`]. `version` must change whenever the node's room does; `room` is asked only if it has, and says
-    /// `None` where the pod must not go for reasons that the room does not show.
+    /// As [`Scorer::choose`]. `version` must change whenever the node's capacity does; `capacity` is asked only if it has, and says
+    /// `None` where the pod must not go for reasons that the capacity does not show.
     ///
     /// A node number that the cache was not made for has no place.
     pub fn choose(

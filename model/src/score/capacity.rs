@@ -1,4 +1,4 @@
-//! What scores look at: the room left on a node, the shape of a request, and what is left after one was put there.
+//! What scores look at: the capacity left on a node, the shape of a request, and what is left after one was put there.
 //!
 //! These are views, a few bytes per card. Whether a pod may be placed is [`crate::place`]'s to say; scores only compare
 //! places, and so never choose a card that the shape does not fit on.
@@ -12,7 +12,7 @@ use crate::units::{Blocks, CardIndex, Cores};
 pub struct ModelSet(u64);
 
 impl ModelSet {
-    /// Every model; also that of a card whose model nobody asks about.
+    /// Every model; also that of a card whose model is not asked about.
     pub const ANY: Self = Self(u64::MAX);
     /// No model.
     pub const NONE: Self = Self(0);
@@ -79,14 +79,14 @@ pub struct CardFreeCapacity {
     pub blocks: u32,
     /// Blocks of the empty card.
     pub of_blocks: u32,
-    /// Nobody holds it: it may be given out whole.
+    /// No container holds it: it may be allocated whole.
     pub free: bool,
     /// Its model, a set of one.
     pub models: ModelSet,
 }
 
 impl CardFreeCapacity {
-    /// As placement sees a card. Its model is not told apart.
+    /// As placement sees a card. Its model is not looked at.
     #[must_use]
     pub fn of(card: &CardView) -> Self {
         let open = card.takes_shares();
@@ -141,12 +141,12 @@ pub struct FreeCapacity {
 }
 
 impl FreeCapacity {
-    /// As placement sees a node's cards. `promised` free cards are left out, the last ones: legacy pods were bound here
+    /// As placement sees a node's cards. `unattributed` free cards are left out, the last ones: legacy pods were bound here
     /// whose cards are not known yet.
     #[must_use]
-    pub fn of(cards: &[CardView], promised: u32, host: HostResources) -> Self {
+    pub fn of(cards: &[CardView], unattributed: u32, host: HostResources) -> Self {
         let mut cards: Vec<CardFreeCapacity> = cards.iter().map(CardFreeCapacity::of).collect();
-        for card in cards.iter_mut().rev().filter(|card| card.free).take(promised as usize) {
+        for card in cards.iter_mut().rev().filter(|card| card.free).take(unattributed as usize) {
             card.cores = 0;
             card.blocks = 0;
             card.free = false;
@@ -174,7 +174,7 @@ impl FreeCapacity {
         self.cards.iter().map(|card| u32::from(card.cores)).sum()
     }
 
-    /// The cards that a share could go to, each kind of card once: two cards with the same room are the same choice.
+    /// The cards that a share could go to, each kind of card once: two cards with the same capacity are the same choice.
     pub fn choices(&self, shape: &Shape) -> impl Iterator<Item = CardIndex> {
         self.cards.iter().enumerate().filter_map(move |(at, card)| {
             let first = !self.cards[..at].contains(card);

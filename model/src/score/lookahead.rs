@@ -1,6 +1,6 @@
 //! Lookahead: put a request where it costs the future least.
 //!
-//! What a node is *worth* is the compute that requests like the recent ones would still come to use on it. To tell, a few
+//! What a node is *worth* is the compute that requests like the recent ones would still come to use on it. To estimate it, a few
 //! **futures** are drawn from the cluster's own mix of requests, once for all nodes: sequences of shapes in a mixed order. Each
 //! future is played on a copy of the node's capacity, every request put on the fullest card that it fits on and skipped where it
 //! does not fit, and the mean of the cores used in the end is the worth. A request goes where the worth after it, less the

@@ -6,7 +6,7 @@ use super::capacity::Shape;
 
 /// A request counts half after this many later ones.
 const HALF_LIFE: u32 = 2_000;
-/// Shapes that are told apart; the rarest gives way to a new one.
+/// Shapes that are counted separately; the rarest gives way to a new one.
 const SHAPES: usize = 512;
 /// Where weights are scaled back, long before they lose precision.
 const LARGE: f64 = 1e12;
@@ -52,7 +52,7 @@ impl Mix {
         *self.weights.entry(shape).or_insert(0.0) += weight;
     }
 
-    /// How many shapes are told apart.
+    /// How many shapes are counted.
     #[must_use]
     pub fn len(&self) -> usize {
         self.weights.len()

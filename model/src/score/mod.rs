@@ -29,7 +29,7 @@ pub use mix::Mix;
 
 use crate::units::CardIndex;
 
-/// How nodes and cards that fit are compared. The texts are the `--help` of whoever takes one.
+/// How nodes and cards that fit are compared. The texts are the `--help` of the commands that take one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum ScoringStrategy {

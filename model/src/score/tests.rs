@@ -1,4 +1,4 @@
-//! What all orders have in common, and what tells them apart.
+//! What all strategies have in common, and how they differ.
 
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ fn orders_differ_as_they_should() {
     for (order, expected) in table {
         assert_eq!(best(order, &halves, &nodes, &share(50)), expected, "{order:?}");
     }
-    // Ten of a 60 leave room for a half as before. FGD sees no loss in breaking a whole card either: 90 still serve a half. That
+    // Ten of a 60 leave enough for a half as before. FGD sees no loss in breaking a whole card either: 90 still serve a half. That
     // they serve one instead of two is what only the lookahead sees.
     let nodes = [capacity(&[50, 100]), capacity(&[60, 100])];
     assert_eq!(best(ScoringStrategy::Fragmentation, &halves, &nodes, &share(10)), Some((0, Some(1))));
