@@ -111,15 +111,12 @@ impl Constraints {
 /// asks for, which is what the node agent gives: as many memory devices as the kubelet asks it for.
 #[must_use]
 pub fn footprint(container: &ContainerAsk) -> Hold {
-    let Demand { legacy, cores, blocks } = container.demand;
+    let Demand { legacy, cores, .. } = container.demand;
     if legacy > 0 {
         return Hold::whole();
     }
     let phase = container.kind.phase();
-    match cores.whole_cards() {
-        Some(count) => Hold::Share { cores: Cores::CARD, blocks: Blocks(blocks.0.div_ceil(count)), phase },
-        None => Hold::Share { cores, blocks, phase },
-    }
+    Hold::Share { cores: cores.min(Cores::CARD), blocks: blocks_each(container.demand), phase }
 }
 
 /// The cards for a pod, or why it does not fit. A legacy pod gets no choice of cards (the NVIDIA plugin's business), only
@@ -218,7 +215,7 @@ fn place_shared(
     // What init containers need is added to the first app container's ask; they then get a part of its cards.
     let init = init_peak(ask);
     let init_floor =
-        init_containers(ask).map(|(_, container)| share_blocks(container.demand)).max().unwrap_or_default();
+        init_containers(ask).map(|(_, container)| blocks_each(container.demand)).max().unwrap_or_default();
     let mut lead: Option<Vec<CardIndex>> = None;
     for (position, container) in ask.containers.iter().enumerate() {
         if container.demand.is_none() || container.kind == ContainerKind::Init {
@@ -226,7 +223,7 @@ fn place_shared(
         }
         let leads = container.kind == ContainerKind::App && lead.is_none();
         let (demand, floor) = if leads {
-            (larger(container.demand, init), share_blocks(container.demand).max(init_floor))
+            (larger(container.demand, init), blocks_each(container.demand).max(init_floor))
         } else {
             (container.demand, Blocks::ZERO)
         };
@@ -264,9 +261,9 @@ fn larger(one: Demand, other: Demand) -> Demand {
     Demand { legacy: 0, cores, blocks: one.blocks.max(other.blocks) }
 }
 
-/// What a share needs on its one card; nothing for whole cards.
-fn share_blocks(demand: Demand) -> Blocks {
-    if demand.cores.whole_cards().is_none() { demand.blocks } else { Blocks::ZERO }
+/// What a container needs on each of its cards.
+fn blocks_each(demand: Demand) -> Blocks {
+    Blocks(demand.blocks.0.div_ceil(demand.cores.whole_cards().unwrap_or(1)))
 }
 
 fn take_first(cards: &[CardIndex], demand: Demand) -> Vec<CardIndex> {
@@ -280,7 +277,7 @@ impl Attempt<'_> {
         let Demand { cores, blocks, .. } = demand;
         let Some(count) = cores.whole_cards() else { return self.put_share(cores, blocks) };
         // A whole card's memory is its own; a request beyond it cannot be met by any placement.
-        let each = Blocks(blocks.0.div_ceil(count)).max(floor);
+        let each = blocks_each(demand).max(floor);
         let large_enough = self.cards.iter().filter(|card| card.blocks >= each).count();
         if large_enough < count as usize {
             return Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig });
@@ -420,6 +417,14 @@ mod tests {
         assert_eq!(on(&ledger(1), 0, &ask, &open), Ok(vec![vec![0]]));
     }
 
+    /// Two cards of an init container have the memory together, but the app container gets one of them.
+    #[test]
+    fn each_container_has_its_memory_on_the_cards_that_it_gets() {
+        let ask = pod(&[shares(200, 1)], &[shares(100, 11)]);
+        let refused = on(&ledger(4), 0, &ask, &Constraints::default());
+        assert_eq!(refused, Err(Refusal::TooBig.to_string()));
+    }
+
     #[test]
     fn a_legacy_card_takes_no_share() {
         let ledger = held(ledger(1), 0, Hold::whole());
@@ -501,7 +506,7 @@ mod tests {
     proptest! {
         /// Whatever is placed can be written into the ledger: placement and ledger agree on I1 and I2.
         #[test]
-        fn a_placement_fits_the_books(
+        fn a_placement_fits_the_ledger(
             pods in prop::collection::vec((prop::option::of(1_u32..=300), prop::collection::vec((1_u32..=300, 1_u32..=12), 1..3)), 1..30),
         ) {
             let mut ledger = ledger(8);

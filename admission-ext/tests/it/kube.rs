@@ -354,7 +354,7 @@ async fn after_a_lost_answer_the_same_node_gets_the_same_cards_and_no_other_node
     });
     assert!(bind(&engine, &pods[0], "a").await.contains("outcome unknown"));
     assert_eq!(passing(&engine, &pods[0], &["a", "b"]), ["a"]);
-    assert!(bind(&engine, &pods[0], "b").await.contains("earlier bind to node a is not known yet"));
+    assert!(bind(&engine, &pods[0], "b").await.contains("earlier binding to node a is not confirmed yet"));
     // Room that would change the choice if it were made again.
     engine.remove_pod("uid-old");
     assert_eq!(bind(&engine, &pods[0], "a").await, "");
