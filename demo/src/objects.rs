@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
@@ -52,11 +53,8 @@ pub(super) struct Pods {
 pub(super) async fn pods(client: &Client, namespace: &str) -> anyhow::Result<Pods> {
     let list = Api::<Pod>::namespaced(client.clone(), namespace).list(&ListParams::default()).await?;
     let mut pods = Pods::default();
-    for pod in list.items {
+    for pod in list.items.into_iter().filter(|pod| !is_terminal(pod)) {
         let status = pod.status.clone().unwrap_or_default();
-        if gpu_migrate_model::view::is_finished(status.phase.as_deref()) {
-            continue;
-        }
         let ready =
             status.conditions.unwrap_or_default().iter().any(|c| c.type_ == "Ready" && c.status == "True");
         if !ready || pod.metadata.deletion_timestamp.is_some() {

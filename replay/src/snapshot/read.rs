@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::quantity::Quantity as Amount;
 use gpu_migrate_model::score::HostResources;
@@ -168,8 +169,7 @@ fn taints(mut taints: Vec<Taint>, cordoned: bool) -> Vec<Taint> {
 
 impl SnapshotPod {
     fn of(pod: Pod, value: Value) -> Option<Self> {
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if gpu_migrate_model::view::is_finished(phase) {
+        if is_terminal(&pod) {
             return None;
         }
         let spec = pod.spec.as_ref()?;
