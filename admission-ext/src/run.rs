@@ -182,9 +182,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
                 // The scheduler reads the CA once, when it starts.
                 lifetimes: Lifetimes::default(),
             };
-            let (certs, keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
+            let (certs, rotator) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
             certs.register_metrics(&mut registry);
-            tasks.spawn("certificates", keeper.run(tasks.stop()));
+            tasks.spawn("certificate rotation", rotator.run(tasks.stop()));
             let clients = client_ca_file.map(|ca_file| ClientAuth { ca_file, names: client_names });
             Some(certs.server_config(clients.as_ref())?)
         }

@@ -17,8 +17,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::authority::{Leaf, Validity};
+use crate::external::{self, FolderWatch};
 use crate::keyring::Keyring;
-use crate::mounted::{self, FolderWatch};
 use crate::resolver::Resolver;
 use crate::store::{Store, Stored};
 use crate::{Bundle, CertError, ClientAuth, Clock, Lifetimes};
@@ -28,31 +28,30 @@ pub enum Source {
     /// Our own CA in a Secret that the replicas share; leafs in memory.
     Secret(SecretPlace),
     /// Our own CA in a folder of this process alone; leafs in memory. Clients read `ca.crt` there.
-    Kept(PathBuf),
-    /// `tls.crt`, `tls.key` and perhaps `ca.crt` that someone else puts there and exchanges: cert-manager, the owner.
-    Mounted(PathBuf),
+    SelfSigned(PathBuf),
+    /// `tls.crt`, `tls.key` and perhaps `ca.crt`, written and renewed by cert-manager or by hand.
+    External(PathBuf),
 }
 
-/// Which Secret, and who we are among the replicas.
+/// Which Secret, and which replica this is.
 pub struct SecretPlace {
-    /// The API server.
     pub client: Client,
     /// Namespace of the Secret and the Lease.
     pub namespace: String,
     /// Name of both.
     pub name: String,
-    /// This replica: the pod's name.
+    /// Name of this replica in the Lease.
     pub identity: String,
 }
 
 impl Source {
-    /// A folder: used as it is where it holds a `tls.crt`, else as the place of a CA of our own.
+    /// A folder: external where it holds a `tls.crt`, else the place of a CA of our own.
     #[must_use]
     pub fn folder(path: &Path) -> Self {
-        if path.join(mounted::CERTIFICATE).exists() {
-            Self::Mounted(path.into())
+        if path.join(external::CERTIFICATE).exists() {
+            Self::External(path.into())
         } else {
-            Self::Kept(path.into())
+            Self::SelfSigned(path.into())
         }
     }
 }
@@ -60,11 +59,11 @@ impl Source {
 /// What the certificates are for.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the service; part of the CA's name.
+    /// Part of the CA's name.
     pub owner: String,
     /// DNS names and IP addresses that clients use.
     pub names: Vec<String>,
-    /// How long things live; of no effect on mounted certificates.
+    /// How long things live; of no effect on external certificates.
     pub lifetimes: Lifetimes,
 }
 
@@ -84,7 +83,7 @@ struct Counts {
 }
 
 /// The background task that belongs to a [`Certs`]: run it, or nothing is ever renewed.
-pub struct Keeper {
+pub struct CertRotator {
     place: Place,
     options: Options,
     clock: Clock,
@@ -97,10 +96,10 @@ pub struct Keeper {
 
 enum Place {
     Own(Store),
-    Mounted(PathBuf),
+    External(PathBuf),
 }
 
-/// How often a keyring is read anew when others keep winning the race to write it.
+/// How often a keyring is read again when other replicas keep writing it first.
 const ATTEMPTS: u32 = 5;
 /// Pause before the next try while there is no certificate at all.
 const RETRY: Duration = Duration::from_secs(2);
@@ -111,19 +110,23 @@ impl Certs {
     ///
     /// # Errors
     /// [`CertError`] when folders or names are wrong. An API server that does not answer is no error: the handle
-    /// is not ready then, and the [`Keeper`] keeps trying.
-    pub async fn start(source: Source, options: Options, clock: Clock) -> Result<(Self, Keeper), CertError> {
+    /// is not ready then, and the [`CertRotator`] keeps trying.
+    pub async fn start(
+        source: Source,
+        options: Options,
+        clock: Clock,
+    ) -> Result<(Self, CertRotator), CertError> {
         let place = match source {
             Source::Secret(SecretPlace { client, namespace, name, identity }) => {
                 Place::Own(Store::secret(client, &namespace, &name, &identity))
             }
-            Source::Kept(path) => Place::Own(Store::Folder(path)),
-            Source::Mounted(path) => Place::Mounted(path),
+            Source::SelfSigned(path) => Place::Own(Store::Folder(path)),
+            Source::External(path) => Place::External(path),
         };
         let (bundle, bundle_seen) = watch::channel(None);
         let (refresh, requests) = mpsc::channel(8);
         let (resolver, counts) = (Arc::new(Resolver::default()), Arc::new(Counts::default()));
-        let mut keeper = Keeper {
+        let mut rotator = CertRotator {
             place,
             options,
             clock,
@@ -133,11 +136,11 @@ impl Certs {
             requests,
             counts: Arc::clone(&counts),
         };
-        match keeper.tick().await {
-            Err(error @ CertError::Api { .. }) => tracing::warn!(%error, "no certificate yet; trying again"),
+        match rotator.tick().await {
+            Err(error @ CertError::Api { .. }) => tracing::warn!(%error, "no certificate yet; retrying"),
             other => other?,
         }
-        Ok((Self { resolver, bundle: bundle_seen, refresh, counts }, keeper))
+        Ok((Self { resolver, bundle: bundle_seen, refresh, counts }, rotator))
     }
 
     /// A rustls configuration (TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1) that always uses the current certificate.
@@ -164,7 +167,7 @@ impl Certs {
         Ok(Arc::new(config))
     }
 
-    /// The CA certificates that clients must trust, as they change. `None` while unknown (mounted without `ca.crt`).
+    /// The CA certificates that clients must trust, as they change. `None` while unknown (external without `ca.crt`).
     #[must_use]
     pub fn bundle(&self) -> watch::Receiver<Option<Bundle>> {
         self.bundle.clone()
@@ -229,51 +232,51 @@ impl prometheus_client::collector::Collector for Collector {
     }
 }
 
-impl Keeper {
+impl CertRotator {
     /// Renews until `stop`. Errors are logged and counted; the last good certificate stays in use.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut watch = match &self.place {
-            Place::Mounted(folder) => Some(FolderWatch::new(folder, POLL_FOLDER)),
+            Place::External(folder) => Some(FolderWatch::new(folder, POLL_FOLDER)),
             Place::Own(_) => None,
         };
         loop {
             let pause = self.options.lifetimes.check_every();
             let pause = if self.leaf.is_none() { pause.min(RETRY) } else { pause };
-            let woken = async {
+            let changed = async {
                 match &mut watch {
                     Some(watch) => watch.changed().await,
                     None => tokio::time::sleep(pause).await,
                 }
             };
-            let asked = tokio::select! {
+            let requested = tokio::select! {
                 () = stop.cancelled() => return,
-                asked = self.requests.recv() => asked,
-                () = woken => None,
+                request = self.requests.recv() => request,
+                () = changed => None,
             };
             if let Err(error) = self.tick().await {
                 self.counts.errors.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%error, "certificates not renewed; the last good one stays in use");
             }
-            if let Some(asked) = asked {
-                let _ = asked.send(());
+            if let Some(done) = requested {
+                let _ = done.send(());
             }
         }
     }
 
-    /// Looks at the clock and the store once and does what is due.
+    /// Does what is due now by the clock and the store.
     ///
     /// # Errors
     /// [`CertError`]; nothing changed then.
     pub async fn tick(&mut self) -> Result<(), CertError> {
         let now = (self.clock)();
-        match &self.place {
+        match &mut self.place {
             Place::Own(store) => {
                 let keyring = current(store, &self.options, now).await?;
                 self.serve_with(&keyring, now)
             }
-            Place::Mounted(folder) => {
-                let found = mounted::read(folder)?;
-                self.adopt(&folder.display().to_string(), found)
+            Place::External(folder) => {
+                let (origin, found) = (folder.display().to_string(), external::read(folder)?);
+                self.adopt(&origin, found)
             }
         }
     }
@@ -296,8 +299,8 @@ impl Keeper {
         Ok(())
     }
 
-    fn adopt(&mut self, origin: &str, found: mounted::Mounted) -> Result<(), CertError> {
-        let mounted::Mounted { chain, key, validity, bundle } = found;
+    fn adopt(&mut self, origin: &str, found: external::Files) -> Result<(), CertError> {
+        let external::Files { chain, key, validity, bundle } = found;
         let first = chain.first().cloned();
         if self.resolver.certificate() != first {
             self.resolver.set(origin, chain, key, validity)?;
@@ -310,8 +313,8 @@ impl Keeper {
     }
 }
 
-/// The keyring that everyone agrees on, after the steps that are due.
-async fn current(store: &Store, options: &Options, now: Timestamp) -> Result<Keyring, CertError> {
+/// The keyring that all replicas use, after the steps that are due.
+async fn current(store: &mut Store, options: &Options, now: Timestamp) -> Result<Keyring, CertError> {
     for _ in 0..ATTEMPTS {
         let Some(stored) = store.load().await? else {
             let first = Keyring::generate(&options.owner, now, &options.lifetimes)?;
@@ -322,15 +325,17 @@ async fn current(store: &Store, options: &Options, now: Timestamp) -> Result<Key
             continue;
         };
         let Some(step) = stored.keyring.due(now, &options.lifetimes) else { return Ok(stored.keyring) };
-        if !store.may_rotate(now).await? {
+        if !store.may_rotate().await? {
             return Ok(stored.keyring);
         }
         tracing::info!(?step, store = store.origin(), "CA rotation");
         let version = stored.version().map(str::to_owned);
         let Stored { keyring, .. } = stored;
         let keyring = keyring.take(step, &options.owner, now, &options.lifetimes)?;
-        // Won or lost, the next round reads what is there now.
-        store.replace(version.as_deref(), &keyring).await?;
+        // Written or not, the next iteration reads what is there now.
+        let replaced = store.replace(version.as_deref(), &keyring).await;
+        store.release().await;
+        replaced?;
     }
     Err(CertError::Contended { object: store.origin(), attempts: ATTEMPTS })
 }
@@ -361,14 +366,14 @@ mod tests {
     async fn a_leaf_is_renewed_at_two_thirds_and_kept_before() {
         let folder = tempfile::tempdir().unwrap();
         let (clock, time) = hand_clock();
-        let (certs, mut keeper) =
+        let (certs, mut rotator) =
             Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
         let first = certs.resolver.certificate().unwrap();
         forward(&time, 180);
-        keeper.tick().await.unwrap();
+        rotator.tick().await.unwrap();
         assert_eq!(certs.resolver.certificate().unwrap(), first);
         forward(&time, 20);
-        keeper.tick().await.unwrap();
+        rotator.tick().await.unwrap();
         assert_ne!(certs.resolver.certificate().unwrap(), first);
     }
 
@@ -376,13 +381,13 @@ mod tests {
     async fn a_ca_is_in_the_bundle_before_it_signs() {
         let folder = tempfile::tempdir().unwrap();
         let (clock, time) = hand_clock();
-        let (certs, mut keeper) =
+        let (certs, mut rotator) =
             Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
         let mut known = certs.bundle().borrow().clone().unwrap();
         for _ in 0..600 {
             forward(&time, 10);
-            keeper.tick().await.unwrap();
-            let signer = keeper.leaf.as_ref().unwrap().1.clone();
+            rotator.tick().await.unwrap();
+            let signer = rotator.leaf.as_ref().unwrap().1.clone();
             // A client that read the bundle one tick ago still trusts the certificate of now.
             assert!(known.certificates().contains(&signer));
             known = certs.bundle().borrow().clone().unwrap();
@@ -391,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn mounted_files_are_read_again_and_bad_ones_change_nothing() {
+    async fn external_files_are_read_again_and_bad_ones_change_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let now = Timestamp::now();
         let write = |owner: &str| {
@@ -402,15 +407,15 @@ mod tests {
             ca.der().clone()
         };
         let one = write("one");
-        let (certs, mut keeper) =
+        let (certs, mut rotator) =
             Certs::start(Source::folder(folder.path()), options(300), crate::wall_clock()).await.unwrap();
         assert_eq!(certs.resolver.certificate().unwrap(), one);
         let two = write("two");
-        keeper.tick().await.unwrap();
+        rotator.tick().await.unwrap();
         assert_eq!(certs.resolver.certificate().unwrap(), two);
         assert_eq!(certs.bundle().borrow().as_ref().unwrap().certificates(), std::slice::from_ref(&two));
         std::fs::write(folder.path().join("tls.key"), "half writ").unwrap();
-        assert!(keeper.tick().await.is_err());
+        assert!(rotator.tick().await.is_err());
         assert_eq!(certs.resolver.certificate().unwrap(), two);
     }
 
@@ -418,7 +423,7 @@ mod tests {
     async fn metrics_tell_the_expiry() {
         let folder = tempfile::tempdir().unwrap();
         let (clock, _) = hand_clock();
-        let (certs, _keeper) =
+        let (certs, _rotator) =
             Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
         let mut registry = Registry::default();
         certs.register_metrics(registry.sub_registry_with_prefix("gpu_migrate_webhook"));

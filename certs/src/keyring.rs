@@ -1,12 +1,11 @@
 //! The CAs of one service and the steps of replacing one by the next. Pure; the time is handed in.
 //!
 //! A verifier must know a CA before that CA signs, so a rotation takes three steps, each a write of the whole keyring:
-//! *announce* (make the next CA and put it into the bundle), *promote* (sign with it, once everyone had time to read
+//! *announce* (make the next CA and put it into the bundle), *promote* (sign with it, once every client had time to read
 //! the bundle), *forget* (drop the old CA from the bundle when it has expired).
 
 use std::collections::BTreeMap;
 
-use base64::Engine;
 use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -185,13 +184,8 @@ impl Keyring {
 }
 
 fn to_pem(certificate: &CertificateDer<'_>) -> String {
-    let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
-    let lines = base64
-        .as_bytes()
-        .chunks(64)
-        .flat_map(|line| [&*String::from_utf8_lossy(line), "\n"].concat().into_bytes());
-    let body = String::from_utf8(lines.collect()).unwrap_or_default();
-    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
+    let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new("CERTIFICATE", certificate.as_ref()), config)
 }
 
 #[cfg(test)]

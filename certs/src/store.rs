@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use jiff::Timestamp;
+use gpu_migrate_runtime::leader::Candidate;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 
+use crate::CertError;
 use crate::keyring::{Keyring, entry};
-use crate::{CertError, lease};
 
 /// A keyring as it was read, with what is needed to replace exactly this one.
 pub(crate) struct Stored {
@@ -19,29 +19,30 @@ pub(crate) struct Stored {
     version: Option<String>,
 }
 
+/// How long the Lease is held without renewal.
+const LEASE: Duration = Duration::from_secs(60);
+
 pub(crate) enum Store {
     Secret(Box<InSecret>),
     Folder(PathBuf),
 }
 
-/// A Secret, and the Lease of the same name that says who may change it.
+/// A Secret, and the Lease of the same name, which a replica takes while it rotates. Writes are also guarded by the Secret's
+/// resource version; the Lease keeps replicas from racing in the first place.
 pub(crate) struct InSecret {
     secrets: Api<Secret>,
-    leases: Api<Lease>,
     namespace: String,
     name: String,
-    /// This replica.
-    identity: String,
+    candidate: Candidate,
 }
 
 impl Store {
     pub(crate) fn secret(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
         Self::Secret(Box::new(InSecret {
             secrets: Api::namespaced(client.clone(), namespace),
-            leases: Api::namespaced(client, namespace),
             namespace: namespace.into(),
             name: name.into(),
-            identity: identity.into(),
+            candidate: Candidate::new(client, namespace, name, identity).with_duration(LEASE),
         }))
     }
 
@@ -53,7 +54,7 @@ impl Store {
         }
     }
 
-    /// The keyring, `None` where nobody has made one yet.
+    /// The keyring, `None` where there is none yet.
     pub(crate) async fn load(&self) -> Result<Option<Stored>, CertError> {
         let (entries, version) = match self {
             Self::Secret(place) => {
@@ -73,7 +74,7 @@ impl Store {
         Ok(Some(Stored { keyring, version }))
     }
 
-    /// Writes the first keyring; false when someone else was first.
+    /// Writes the first keyring; false when another replica was first.
     pub(crate) async fn create(&self, keyring: &Keyring) -> Result<bool, CertError> {
         match self {
             Self::Secret(place) => {
@@ -87,22 +88,30 @@ impl Store {
                     string_data: Some(owned(keyring)),
                     ..Secret::default()
                 };
-                lease::won(place.secrets.create(&PostParams::default(), &secret).await)
+                won(place.secrets.create(&PostParams::default(), &secret).await)
                     .map_err(|e| CertError::api(self.origin(), e))
             }
             Self::Folder(path) => write_folder(path, keyring).map(|()| true),
         }
     }
 
-    /// Whether this replica may write a rotation step now.
-    pub(crate) async fn may_rotate(&self, now: Timestamp) -> Result<bool, CertError> {
-        match self {
-            Self::Secret(place) => lease::try_hold(&place.leases, &place.name, &place.identity, now).await,
-            Self::Folder(_) => Ok(true),
+    /// Whether this replica may write a rotation step now: no other one is at it.
+    pub(crate) async fn may_rotate(&mut self) -> Result<bool, CertError> {
+        let Self::Secret(place) = self else { return Ok(true) };
+        let held = place.candidate.try_hold().await;
+        held.map(|held| held.is_some()).map_err(|e| CertError::api(format!("Lease {}", place.name), e))
+    }
+
+    /// The rotation step is done. A Lease that is not released expires by itself.
+    pub(crate) async fn release(&self) {
+        if let Self::Secret(place) = self
+            && let Err(error) = place.candidate.release().await
+        {
+            tracing::warn!(lease = place.name, %error, "Lease not released; it expires by itself");
         }
     }
 
-    /// Replaces the keyring that was read; false when someone else replaced it meanwhile.
+    /// Replaces the keyring that was read; false when another replica replaced it meanwhile.
     pub(crate) async fn replace(&self, version: Option<&str>, keyring: &Keyring) -> Result<bool, CertError> {
         match self {
             Self::Secret(place) => {
@@ -112,10 +121,8 @@ impl Store {
                     .map(|key| (*key, entries.get(key).map(|text| ByteString(text.clone().into_bytes()))))
                     .collect();
                 let patch = serde_json::json!({ "metadata": { "resourceVersion": version }, "data": data });
-                lease::won(
-                    place.secrets.patch(&place.name, &PatchParams::default(), &Patch::Merge(patch)).await,
-                )
-                .map_err(|e| CertError::api(self.origin(), e))
+                won(place.secrets.patch(&place.name, &PatchParams::default(), &Patch::Merge(patch)).await)
+                    .map_err(|e| CertError::api(self.origin(), e))
             }
             Self::Folder(path) => write_folder(path, keyring).map(|()| true),
         }
@@ -125,6 +132,15 @@ impl Store {
 impl Stored {
     pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
+    }
+}
+
+/// Conflict and AlreadyExists mean that another replica was first: no error, but not written.
+fn won<T>(result: Result<T, kube::Error>) -> Result<bool, kube::Error> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -180,6 +196,7 @@ fn write_folder(folder: &Path, keyring: &Keyring) -> Result<(), CertError> {
 mod tests {
     use super::*;
     use crate::Lifetimes;
+    use jiff::Timestamp;
 
     #[tokio::test]
     async fn a_folder_keeps_a_keyring() {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu_migrate_certs::authority::Ca;
-use gpu_migrate_certs::{Bundle, Certs, ClientAuth, Clock, Keeper, Lifetimes, Options, Source};
+use gpu_migrate_certs::{Bundle, CertRotator, Certs, ClientAuth, Clock, Lifetimes, Options, Source};
 use gpu_migrate_runtime::serve::{Limits, serve};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty, Full};
@@ -52,7 +52,7 @@ impl rustls::time_provider::TimeProvider for HandClock {
 
 const LIVES: Lifetimes = Lifetimes { ca: Duration::from_secs(30_000), leaf: Duration::from_secs(3000) };
 
-async fn certs(folder: &Path, clock: &HandClock) -> (Certs, Keeper) {
+async fn certs(folder: &Path, clock: &HandClock) -> (Certs, CertRotator) {
     let options = Options { owner: "test".into(), names: vec!["localhost".into()], lifetimes: LIVES };
     Certs::start(Source::folder(folder), options, clock.clock()).await.unwrap()
 }
@@ -131,7 +131,7 @@ async fn get(
 async fn no_handshake_fails_while_leafs_and_cas_rotate() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
-    let (certs, mut keeper) = certs(folder.path(), &clock).await;
+    let (certs, mut rotator) = certs(folder.path(), &clock).await;
     let (address, stop) = hello(certs.server_config(None).unwrap(), Limits::default()).await;
     // A client like the API server: it knows the bundle that was registered a check ago, not the newest one.
     let registered = Arc::new(Mutex::new(certs.bundle().borrow().clone().unwrap()));
@@ -175,7 +175,7 @@ async fn no_handshake_fails_while_leafs_and_cas_rotate() {
         cas.extend(known.certificates().iter().map(|ca| ca.to_vec()));
         *registered.lock().unwrap() = known;
         clock.0.fetch_add(300, Ordering::SeqCst);
-        keeper.tick().await.unwrap();
+        rotator.tick().await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     going.store(false, Ordering::SeqCst);
@@ -193,7 +193,7 @@ async fn no_handshake_fails_while_leafs_and_cas_rotate() {
 async fn both_protocols_and_keep_alive() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
-    let (certs, _keeper) = certs(folder.path(), &clock).await;
+    let (certs, _rotator) = certs(folder.path(), &clock).await;
     let (address, stop) = hello(certs.server_config(None).unwrap(), Limits::default()).await;
     let bundle = certs.bundle().borrow().clone().unwrap();
     for (alpn, expected) in
@@ -224,7 +224,7 @@ fn identity(ca: &Ca, clock: &HandClock, name: &str) -> Client {
 async fn clients_are_checked_by_ca_and_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
-    let (certs, _keeper) = certs(folder.path(), &clock).await;
+    let (certs, _rotator) = certs(folder.path(), &clock).await;
     let (ours, foreign) = (
         Ca::generate("ours", clock.now(), &LIVES).unwrap(),
         Ca::generate("foreign", clock.now(), &LIVES).unwrap(),
@@ -254,7 +254,7 @@ async fn clients_are_checked_by_ca_and_by_name() {
 async fn a_silent_client_is_cut_and_a_full_server_serves_on() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
-    let (certs, _keeper) = certs(folder.path(), &clock).await;
+    let (certs, _rotator) = certs(folder.path(), &clock).await;
     let limits = Limits { connections: 2, handshake: Duration::from_millis(300), ..Limits::default() };
     let (address, stop) = hello(certs.server_config(None).unwrap(), limits).await;
     let bundle = certs.bundle().borrow().clone().unwrap();
@@ -271,7 +271,7 @@ async fn a_silent_client_is_cut_and_a_full_server_serves_on() {
 async fn a_request_in_flight_is_finished_and_a_stuck_one_cut() {
     let folder = tempfile::tempdir().unwrap();
     let clock = HandClock::new();
-    let (certs, _keeper) = certs(folder.path(), &clock).await;
+    let (certs, _rotator) = certs(folder.path(), &clock).await;
     let bundle = certs.bundle().borrow().clone().unwrap();
     for (released, drain) in [(true, Duration::from_secs(20)), (false, Duration::from_millis(200))] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

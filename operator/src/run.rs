@@ -60,7 +60,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     };
     // Nothing is written any more once the loops have ended; only then may another replica lead.
     tasks.shut_down(SHUTDOWN).await;
-    match tokio::time::timeout(SHUTDOWN, candidate.resign()).await {
+    match tokio::time::timeout(SHUTDOWN, candidate.release()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "Lease not released; it expires by itself"),
         Err(_) => tracing::warn!("Lease not released; it expires by itself"),

@@ -1,12 +1,11 @@
 //! Leader election by Lease: of several replicas one acts.
 //!
-//! A library would tell that we lead; who writes must know *until when that is certain*, so that a write of an old leader
-//! cannot arrive after a new one has looked at the cluster. Hence the few lines here. The rules are client-go's
-//! (`tools/leaderelection`): a Lease is taken over when it has not changed for its duration by our own clock, so the
-//! clocks of the replicas need not agree; and every write of it names the version it was decided from, so that of two who
-//! try one wins.
+//! A library would only report that we lead; a writer must know *until when that is certain*, so that no write of an old leader
+//! arrives after a new one has listed the cluster. The rules are client-go's (`tools/leaderelection`): a Lease is taken over
+//! when it has not changed for its duration by our own clock, so the clocks of the replicas need not agree; and every write of
+//! it names the resource version it was decided from, so that of two that try one wins.
 //!
-//! A new leader lists everything anew before it acts. A leader that cannot renew ends its process.
+//! A new leader lists everything again before it acts. A leader that cannot renew ends its process.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +16,10 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use tokio_util::sync::CancellationToken;
 
-/// How long a Lease is good for without renewal, unless told otherwise.
+/// How long a Lease is held without renewal, by default.
 pub const DURATION: Duration = Duration::from_secs(15);
-/// Of a Lease's duration, the part that passes between two renewals, or two looks: 2 s of 15, as in client-go.
-const LOOKS: (u32, u32) = (2, 15);
+/// Of a Lease's duration, the part that passes between two tries: 2 s of 15, as in client-go.
+const RETRY: (u32, u32) = (2, 15);
 
 /// What was last seen of the Lease, and when by our own clock.
 #[derive(Debug, Default)]
@@ -64,8 +63,6 @@ pub struct Candidate {
     identity: String,
     duration: Duration,
     observer: Observer,
-    /// Whether it was ours: if it is not any more, somebody else may have led meanwhile, even where it is free again.
-    led: bool,
 }
 
 impl Candidate {
@@ -78,7 +75,6 @@ impl Candidate {
             identity: identity.to_owned(),
             duration: DURATION,
             observer: Observer::default(),
-            led: false,
         }
     }
 
@@ -88,21 +84,25 @@ impl Candidate {
         Self { duration, ..self }
     }
 
-    /// Pause between two renewals, or two looks.
+    /// Pause between two tries.
     fn period(&self) -> Duration {
-        self.duration * LOOKS.0 / LOOKS.1
+        self.duration * RETRY.0 / RETRY.1
     }
 
-    /// Tries to become or to stay the leader; until when we are it, if we are. Who has led once and leads no more never
-    /// does again: what it knows may be old.
+    /// Tries to take or to renew the Lease. Returns until when it is certainly held; `None` while another replica holds it.
     ///
     /// # Errors
     /// Where the API server cannot be asked. What was certain before stays so until its time.
-    pub async fn step(&mut self) -> kube::Result<Option<Instant>> {
+    pub async fn try_hold(&mut self) -> kube::Result<Option<Instant>> {
+        self.attempt(true).await
+    }
+
+    /// As [`Candidate::try_hold`], or only renews.
+    async fn attempt(&mut self, may_take: bool) -> kube::Result<Option<Instant>> {
         // Counted from before the request: the others count from when they see it.
-        let start = Instant::now();
+        let start = now();
         let result = match self.leases.get_opt(&self.name).await? {
-            None if self.led => return Ok(None),
+            None if !may_take => return Ok(None),
             None => {
                 let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
                 let lease = Lease { metadata, spec: Some(self.spec(None)) };
@@ -112,29 +112,26 @@ impl Candidate {
                 let old = lease.spec.take().unwrap_or_default();
                 match self.observer.decide(&old, &self.identity, start) {
                     Step::Wait => return Ok(None),
-                    Step::Take if self.led => return Ok(None),
+                    Step::Take if !may_take => return Ok(None),
                     Step::Take | Step::Renew => {}
                 }
                 lease.spec = Some(self.spec(Some(&old)));
-                // With its resource version: of two who try, one wins.
+                // With its resource version: of two that try, one wins.
                 self.leases.replace(&self.name, &PostParams::default(), &lease).await
             }
         };
         match result {
-            Ok(_) => {
-                self.led = true;
-                Ok(Some(start + self.duration))
-            }
+            Ok(_) => Ok(Some(start + self.duration)),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Gives the Lease away, so that the next one need not wait for it to run out. Only once nothing is written any more.
+    /// Releases the Lease, so that the next holder need not wait for it to expire. Only once nothing is written any more.
     ///
     /// # Errors
     /// Where the API server cannot be asked.
-    pub async fn resign(&self) -> kube::Result<()> {
+    pub async fn release(&self) -> kube::Result<()> {
         let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
         let ours = |spec: &LeaseSpec| spec.holder_identity.as_deref() == Some(&self.identity);
         if let Some(spec) = lease.spec.as_mut().filter(|spec| ours(spec)) {
@@ -161,10 +158,11 @@ impl Candidate {
     }
 }
 
-/// Runs for the Lease until `stop`. Calls `elected` once, when it is ours, and `until` at every renewal with the time
-/// up to which it is certainly ours.
+/// Runs for the Lease until `stop`. Calls `elected` once, when it is held, and `until` at every renewal with the time up to
+/// which it is certainly held.
 ///
-/// Returns when `stop` is called, or when the Lease was ours and is lost.
+/// Returns when `stop` is called, or when the Lease was held and is lost. It is not taken a second time: another replica may
+/// have led meanwhile, even where it is free again, and what this one knows may be old.
 pub async fn run(
     candidate: &mut Candidate,
     stop: CancellationToken,
@@ -181,8 +179,7 @@ pub async fn run(
             () = stop.cancelled() => return,
             _ = every.tick() => {}
         }
-        let step = tokio::time::timeout(period * 2, candidate.step()).await;
-        match step {
+        match tokio::time::timeout(period * 2, candidate.attempt(certain.is_none())).await {
             Ok(Ok(Some(time))) => {
                 certain = Some(time);
                 until(time);
@@ -192,18 +189,23 @@ pub async fn run(
                 }
             }
             Ok(Ok(None)) if certain.is_some() => {
-                tracing::error!("the Lease was taken by another replica");
+                tracing::error!(lease = candidate.name, "Lease was taken by another replica");
                 return;
             }
             Ok(Ok(None)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "Lease"),
-            Err(_) => tracing::warn!("Lease: no answer"),
+            Ok(Err(error)) => tracing::warn!(lease = candidate.name, %error, "Lease not renewed; retrying"),
+            Err(_) => tracing::warn!(lease = candidate.name, "Lease not renewed: no answer; retrying"),
         }
-        if certain.is_some_and(|time| time < Instant::now()) {
-            tracing::error!("the Lease could not be renewed in time");
+        if certain.is_some_and(|time| time < now()) {
+            tracing::error!(lease = candidate.name, "Lease could not be renewed in time");
             return;
         }
     }
+}
+
+/// The clock of the tokio runtime: tests advance it.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 #[cfg(test)]
@@ -292,7 +294,7 @@ mod tests {
         let answers = vec![failure(404), held_by("me"), held_by("me"), held_by("me")];
         let server = tokio::spawn(serve(handle, answers));
         for _ in 0..2 {
-            assert!(candidate.step().await.unwrap().is_some());
+            assert!(candidate.try_hold().await.unwrap().is_some());
         }
         let calls = server.await.unwrap();
         assert_eq!(
@@ -301,30 +303,34 @@ mod tests {
         );
         assert_eq!(calls[1].1["spec"]["holderIdentity"], "me");
         let renewed = &calls[3].1;
-        assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two who write, one wins");
+        assert_eq!(renewed["metadata"]["resourceVersion"], "5", "of two that write, one wins");
         assert_eq!(renewed["spec"]["leaseTransitions"], 3, "it did not change hands");
     }
 
     #[tokio::test]
-    async fn a_lease_is_left_to_its_holder_and_to_who_was_faster() {
+    async fn a_lease_is_left_to_its_holder_and_to_the_faster_of_two() {
         let (mut candidate, handle) = candidate();
         let server = tokio::spawn(serve(handle, vec![held_by("other"), held_by(""), failure(409)]));
         for _ in 0..2 {
-            assert!(candidate.step().await.unwrap().is_none());
+            assert!(candidate.try_hold().await.unwrap().is_none());
         }
         let calls = server.await.unwrap();
         assert_eq!(calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(), ["GET", "GET", "PUT"]);
         assert_eq!(calls[2].1["spec"]["leaseTransitions"], 4);
     }
 
-    #[tokio::test]
-    async fn who_has_led_does_not_take_a_lease_that_is_free_again() {
+    #[tokio::test(start_paused = true)]
+    async fn a_former_leader_does_not_take_a_lease_that_is_free_again() {
         for now in [held_by(""), failure(404)] {
             let (mut candidate, handle) = candidate();
             let server = tokio::spawn(serve(handle, vec![failure(404), held_by("me"), now]));
-            assert!(candidate.step().await.unwrap().is_some());
-            assert!(candidate.step().await.unwrap().is_none(), "somebody may have led meanwhile");
-            assert_eq!(server.await.unwrap().len(), 3);
+            let elected = std::cell::Cell::new(0);
+            run(&mut candidate, CancellationToken::new(), || elected.set(elected.get() + 1), |_| {}).await;
+            assert_eq!(
+                (elected.get(), server.await.unwrap().len()),
+                (1, 3),
+                "another replica may have led meanwhile"
+            );
         }
     }
 }

@@ -61,7 +61,7 @@ where
         signals::listen(shutdown.clone()).context("installing signal handlers")?
     };
     signals.spawn(listening);
-    let outcome = runtime.block_on(program(shutdown));
+    let outcome = runtime.block_on(async { program(shutdown).await });
     // Without waiting for blocking work, such as a host name that is still being resolved.
     runtime.shutdown_background();
     outcome

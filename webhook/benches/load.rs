@@ -77,7 +77,7 @@ async fn main() -> Result<()> {
 async fn echo_server(folder: &Path, address: SocketAddr) -> Result<()> {
     let options =
         Options { owner: "echo".into(), names: vec!["localhost".into()], lifetimes: Default::default() };
-    let (certs, _keeper) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
+    let (certs, _rotator) = Certs::start(Source::folder(folder), options, wall_clock()).await?;
     let json = [("content-type", "application/json")];
     let echo = post(move |body: Bytes| std::future::ready((json, body)));
     let router = Router::new().route("/mutate", echo).layer(DefaultBodyLimit::max(7 << 20));

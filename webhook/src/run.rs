@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gpu_migrate_certs::inject::{Injector, Kind};
-use gpu_migrate_certs::{Certs, ClientAuth, Keeper, Lifetimes, Options, SecretPlace, Source};
+use gpu_migrate_certs::{CertRotator, Certs, ClientAuth, Lifetimes, Options, SecretPlace, Source};
 use gpu_migrate_runtime::serve::{Limits, serve};
 use gpu_migrate_runtime::{Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
@@ -67,9 +67,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let listed = follow_policies(&mut tasks, policy_file, client.clone(), &store)?;
     let address = address(&registration, &namespace);
     let identity = identity.unwrap_or_else(default_identity);
-    let (certs, keeper) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
+    let (certs, rotator) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
     certs.register_metrics(registry.sub_registry_with_prefix(PREFIX));
-    tasks.spawn("certificates", keeper.run(tasks.stop()));
+    tasks.spawn("certificate rotation", rotator.run(tasks.stop()));
     let wanted = WebhookConfiguration { settings, ..WebhookConfiguration::new(address, &namespace) };
     let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
 
@@ -204,7 +204,7 @@ async fn certificates(
     identity: String,
     address: &Address,
     bind: SocketAddr,
-) -> anyhow::Result<(Certs, Keeper)> {
+) -> anyhow::Result<(Certs, CertRotator)> {
     let source = match (&tls.tls_dir, client) {
         (Some(folder), _) => Source::folder(folder),
         (None, Some(client)) => {

@@ -95,6 +95,13 @@ impl State {
             return (StatusCode::CREATED, self.store(&path, body));
         }
         let Some(mut object) = self.objects.get(path).cloned() else { return failure(404, "NotFound") };
+        if method == Method::PUT {
+            if body["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                return failure(409, "Conflict");
+            }
+            self.writes.push(format!("PUT {path}"));
+            return (StatusCode::OK, self.store(path, body));
+        }
         match kind {
             Some("application/merge-patch+json") => {
                 let expected = &body["metadata"]["resourceVersion"];

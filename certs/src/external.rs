@@ -1,4 +1,4 @@
-//! Certificates that someone else puts into a folder: a Secret mount of cert-manager, or files of the owner.
+//! Certificates that are written into a folder from outside: a Secret mount of cert-manager, or files put there by hand.
 //!
 //! A Secret mount is changed by swapping the `..data` symlink, so a watch on a file never fires: the folder is watched,
 //! and polled behind it.
@@ -21,7 +21,7 @@ pub(crate) const KEY: &str = "tls.key";
 pub(crate) const CA: &str = "ca.crt";
 
 /// What was found in the folder.
-pub(crate) struct Mounted {
+pub(crate) struct Files {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
     pub(crate) validity: Validity,
@@ -29,7 +29,7 @@ pub(crate) struct Mounted {
 }
 
 /// Reads certificate, key and, where there is one, CA.
-pub(crate) fn read(folder: &Path) -> Result<Mounted, CertError> {
+pub(crate) fn read(folder: &Path) -> Result<Files, CertError> {
     let file = |name: &str| {
         let path = folder.join(name);
         std::fs::read(&path).map_err(|e| CertError::file(&path, e))
@@ -53,10 +53,10 @@ pub(crate) fn read(folder: &Path) -> Result<Mounted, CertError> {
         Ok(pem) => Some(Bundle(String::from_utf8_lossy(&pem).into_owned())),
         Err(_) => None,
     };
-    Ok(Mounted { chain, key, validity, bundle })
+    Ok(Files { chain, key, validity, bundle })
 }
 
-/// Tells of changes in a folder: by inotify where that works, at the latest after `poll`.
+/// Notices changes in a folder: by inotify where that works, at the latest after `poll`.
 pub struct FolderWatch {
     folder: PathBuf,
     poll: Duration,
