@@ -76,30 +76,27 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
     let mut tasks = Tasks::with_background(stop.clone(), others.clone());
 
-    tasks.spawn("the word of changes", forward_changes(node.clone(), stop.clone()));
+    tasks.spawn("change notifier", forward_changes(node.clone(), stop.clone()));
     let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, config.clone(), &directory))
         .into();
     tasks.spawn(
-        "the registration of NVIDIA's plugin",
+        "registrations of NVIDIA's plugin",
         run_registrar(upstreams.clone(), directory.clone(), stop.clone()),
     );
     tasks.spawn(
-        "the plugins of NVIDIA's resources",
+        "plugins of NVIDIA's resources",
         serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()),
     );
-    tasks.spawn(
-        "the reader of the kubelet's book",
-        follow_kubelet(node.clone(), directory.clone(), stop.clone()),
-    );
+    tasks.spawn("kubelet checkpoint reader", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn_background(
-        "the comparison of sources",
+        "comparison of sources",
         crate::compare::run(node.clone(), drift_sender, stop.clone()),
     );
 
     tasks.spawn_background(
-        "the tidying of pods that are gone",
+        "removal of leftovers",
         crate::leftovers::run(node.clone(), config.clone(), stop.clone()),
     );
 
@@ -114,7 +111,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         Some(path) => {
             let _ = node.lookup.set(Box::new(pods::FileLookup(path.clone())));
             tasks.spawn_background(
-                "the reader of the pods file",
+                "pods file reader",
                 pods::follow_file(path.clone(), node.clone(), stop.clone()),
             );
         }
@@ -130,19 +127,19 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             let dialect = node.with(|state, _| state.settings().dialect.clone());
             let _ = node.lookup.set(Box::new(pods::ApiLookup::new(client.clone(), &name, dialect)));
             tasks.spawn_background(
-                "the watch of pods",
+                "pod watch",
                 pods::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
             tasks.spawn_background(
-                "the watch of the node",
+                "Node watch",
                 cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
             tasks.spawn_background(
-                "the writer of events",
+                "Event writer",
                 events::run(client.clone(), name, node.events(), stop.clone()),
             );
             tasks.spawn_background(
-                "the cleaner of failed pods",
+                "deletion of failed pods",
                 clean::run(client.clone(), node.clone(), stop.clone()),
             );
             let publisher = publish::run(
@@ -153,7 +150,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
                 drift.clone(),
                 stop.clone(),
             );
-            tasks.spawn_background("the publisher", publisher);
+            tasks.spawn_background("GPUShadow publisher", publisher);
         }
     }
     let pages = pages(&node, &upstreams, static_status, drift, registrations);
@@ -210,7 +207,7 @@ fn serve_shared(
     let (of_service, stop) = (node.clone(), tasks.stop());
     let make =
         Arc::new(move |streams| SharedPlugin::new(of_service.clone(), resource, config.clone(), streams));
-    tasks.spawn("a vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
+    tasks.spawn("vcuda plugin", endpoint::run(spec, directory.clone(), make, sender, stop));
     registration
 }
 

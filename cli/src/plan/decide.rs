@@ -187,7 +187,8 @@ fn is_waved(
     }
     let mut labelled = template.clone();
     json_patch::patch(&mut labelled, &wave_label(template)).is_ok()
-        && rewrite(&labelled).is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotInRollout))
+        && rewrite(&labelled)
+            .is_ok_and(|rewrite| rewrite.outcome != webhook::Outcome::Skipped(Skip::NotInRollout))
 }
 
 /// Why it is in no wave, and how to convert it.
