@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use gpu_migrate_sim::cluster::kubelet::{Given, Happening};
+use gpu_migrate_sim::judge::{self, Violation};
 
 /// What was broken, and how often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,28 +149,26 @@ impl Observer {
     /// Judges a card that has just got another container.
     fn judge(&self, state: &mut State, card: &str) {
         let Some(uses) = state.cards.get(card) else { return };
-        let pods = || uses.iter().map(|one| one.pod.as_str()).collect::<Vec<_>>().join(", ");
-        let mixed = uses.len() > 1 && uses.iter().any(|one| one.share.is_none());
-        let sum = uses
+        // Containers that have ended are not among them: those of init containers neither.
+        let uses: Vec<judge::Use> = uses
             .iter()
-            .filter_map(|one| one.share)
-            .fold((0, 0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
-        let room = self.blocks.get(card).copied().unwrap_or(0);
-        let over = sum.0 > 100 || sum.1 > room;
-        let (exclusive, overcommitted) = (
-            mixed.then(|| format!("I1: {card} is a legacy pod's and not its alone: {}", pods())),
-            over.then(|| {
-                format!("I2: {card} gives {} cores and {} of {room} blocks: {}", sum.0, sum.1, pods())
-            }),
-        );
-        if let Some(text) = exclusive {
-            state.violations.exclusive += 1;
-            state.violations.note(text);
+            .map(|one| judge::Use {
+                pod: one.pod.clone(),
+                container: one.holder.1.clone(),
+                is_init: false,
+                share: one.share,
+            })
+            .collect();
+        let Err(violation) = judge::card(card, self.blocks.get(card).copied().unwrap_or(0), &uses) else {
+            return;
+        };
+        match violation {
+            Violation::Exclusive { .. } => state.violations.exclusive += 1,
+            Violation::Overcommitted { .. } | Violation::FreeInUse { .. } => {
+                state.violations.overcommitted += 1
+            }
         }
-        if let Some(text) = overcommitted {
-            state.violations.overcommitted += 1;
-            state.violations.note(text);
-        }
+        state.violations.note(violation.to_string());
     }
 }
 

@@ -21,8 +21,8 @@ use super::script::NodeScript;
 use gpu_migrate_sim::cluster::api::ApiServer;
 use gpu_migrate_sim::cluster::controllers;
 use gpu_migrate_sim::cluster::kubelet::{Kubelet, NodeSpec, Pace};
-use gpu_migrate_sim::cluster::nvidia::NvidiaPlugin;
 use gpu_migrate_sim::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
+use gpu_migrate_sim::nvidia::NvidiaPlugin;
 
 /// Namespace of our own parts.
 const OWN: &str = "gpu-migrate-system";
@@ -307,12 +307,8 @@ async fn start_node(
         Some(Fault::BlindAgent) => "kubelet.sock",
         None => SOCKET,
     };
-    let plugin = NvidiaPlugin {
-        folder: root.join("device-plugins"),
-        registrar: registrar.into(),
-        cards: cards.clone(),
-    };
-    tokio::spawn(plugin.run(stop.clone()));
+    let plugin = NvidiaPlugin::new(cards.clone());
+    tokio::spawn(plugin.run(root.join("device-plugins"), registrar.into(), stop.clone()));
     let agent = Some(start_agent(&script.name, &arguments)?);
     Ok(StageNode { script: script.clone(), cards, kubelet, agent, arguments, kept_book: None })
 }

@@ -197,9 +197,21 @@ struct Entry {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     entries: Vec<Entry>,
-    /// A test-only switch: see [`Ledger::broken`].
+    /// See [`Ledger::with_fault`].
     #[cfg(any(test, feature = "fault-injection"))]
-    blind: bool,
+    fault: Option<Fault>,
+}
+
+/// Test only: a rule that a ledger breaks, so that tests show that they would notice.
+#[cfg(any(test, feature = "fault-injection"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A container may hold a card whatever others hold of it.
+    Unchecked,
+    /// Shares may add up to more than a card.
+    Overcommits,
+    /// What is held is not kept.
+    Forgets,
 }
 
 impl Ledger {
@@ -218,15 +230,15 @@ impl Ledger {
         Self {
             entries,
             #[cfg(any(test, feature = "fault-injection"))]
-            blind: false,
+            fault: None,
         }
     }
 
-    /// Test only: a ledger that no longer looks who holds a card. Tests use it to show that they would notice.
+    /// Test only: a ledger that breaks a rule.
     #[cfg(any(test, feature = "fault-injection"))]
     #[must_use]
-    pub fn broken(mut self) -> Self {
-        self.blind = true;
+    pub const fn with_fault(mut self, fault: Fault) -> Self {
+        self.fault = Some(fault);
         self
     }
 
@@ -329,8 +341,14 @@ impl Ledger {
             None => {}
         }
         #[cfg(any(test, feature = "fault-injection"))]
-        if self.blind {
-            return Ok(());
+        match self.fault {
+            Some(Fault::Unchecked) => return Ok(()),
+            Some(Fault::Overcommits)
+                if matches!(hold, Hold::Share { .. }) && !matches!(entry.books, Books::Legacy(_)) =>
+            {
+                return Ok(());
+            }
+            _ => {}
         }
         entry.admits(holder, index, hold)
     }
@@ -364,6 +382,10 @@ impl Ledger {
     ///
     /// Returns whether the card is in order afterwards; `false` also for a card that is not there.
     pub fn record(&mut self, holder: &HolderId, index: CardIndex, hold: Hold) -> bool {
+        #[cfg(any(test, feature = "fault-injection"))]
+        if self.fault == Some(Fault::Forgets) {
+            return true;
+        }
         let Some(entry) = self.entries.get_mut(index.position()) else { return false };
         let mut holds = entry.occupancy.take();
         holds.insert(holder.clone(), hold);
@@ -438,6 +460,10 @@ impl Ledger {
     }
 
     fn write(&mut self, holder: &HolderId, index: CardIndex, hold: Hold) {
+        #[cfg(any(test, feature = "fault-injection"))]
+        if self.fault == Some(Fault::Forgets) {
+            return;
+        }
         let Some(entry) = self.entries.get_mut(index.position()) else { return };
         let mut holds = entry.occupancy.take();
         let legacy = matches!(hold, Hold::Legacy(_));

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use gpu_migrate_model::card::{Card, CardState, Health};
-use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase, Refused, Slot};
+use gpu_migrate_model::ledger::{Fault, Hold, HolderId, Ledger, Phase, Refused, Slot};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
@@ -260,7 +260,7 @@ prop_state_machine! {
 
 #[test]
 fn a_broken_ledger_is_caught() {
-    let mut pair = Pair::new(Ledger::new(cards()).broken());
+    let mut pair = Pair::new(Ledger::new(cards()).with_fault(Fault::Unchecked));
     pair.step(Step::Hold(HolderId::new("pod-0", "c0"), 0, Hold::whole()));
     assert_eq!(pair.judge(), Ok(()));
     pair.step(Step::Hold(HolderId::new("pod-1", "c0"), 0, Hold::share(Cores(10), Blocks(1))));

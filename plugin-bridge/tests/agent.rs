@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use support::nvidia::FakeNvidia;
+use support::nvidia::Nvidia;
 use support::{Machine, until, uuid};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -72,7 +72,7 @@ async fn a_refusal_names_the_whole_share_in_either_order() {
     for (name, order) in [("late", [(CORE, 50), (MEMORY, 20)]), ("later", [(MEMORY, 20), (CORE, 50)])] {
         let refusal = machine.kubelet.admit(name, "main", false, &order).await.unwrap_err();
         let told = format!("{}: no card of this node has 50 cores and 20 blocks free", order[0].0);
-        assert!(refusal.message().contains(&told), "{refusal}");
+        assert!(refusal.to_string().contains(&told), "{refusal}");
     }
 }
 
@@ -80,7 +80,7 @@ async fn a_refusal_names_the_whole_share_in_either_order() {
 async fn the_two_kinds_never_meet_on_a_card() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
 
     machine.kubelet.admit("shared", "main", false, &shared_order(50, 30)).await.unwrap();
@@ -89,7 +89,7 @@ async fn the_two_kinds_never_meet_on_a_card() {
     healthy_cards(&machine, 1..8).await;
 
     machine.kubelet.admit("legacy", "main", false, &[(GPU, 5)]).await.unwrap();
-    let given = nvidia.allocated.lock().last().unwrap().clone();
+    let given = nvidia.plugin.allocated().pop().unwrap();
     assert_eq!(given.len(), 5);
     assert!(!given.contains(&taken));
     let held: BTreeSet<usize> = (0..8).filter(|n| given.contains(&uuid(*n))).collect();
@@ -98,7 +98,7 @@ async fn the_two_kinds_never_meet_on_a_card() {
         cards_of(&free, 100).is_disjoint(&held)
     })
     .await;
-    assert_eq!(nvidia.streams.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert_eq!(nvidia.plugin.streams(), 1);
 }
 
 fn shared_order(cores: usize, blocks: usize) -> [(&'static str, usize); 2] {
@@ -109,7 +109,7 @@ fn shared_order(cores: usize, blocks: usize) -> [(&'static str, usize); 2] {
 async fn a_deleted_legacy_pods_card_is_used_again_although_the_checkpoint_still_lists_it() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let _nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let _nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     machine.bind("legacy", &[("main", &[(GPU, 8)])], &[]);
     machine.kubelet.admit("legacy", "main", false, &[(GPU, 8)]).await.unwrap();
@@ -133,7 +133,7 @@ async fn a_deleted_legacy_pods_card_is_used_again_although_the_checkpoint_still_
 async fn a_restarted_kubelet_is_registered_with_again_and_nothing_moves() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     machine.bind("s", &[("main", &shared(50, 30))], &[]);
     machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
@@ -146,18 +146,18 @@ async fn a_restarted_kubelet_is_registered_with_again_and_nothing_moves() {
     })
     .await;
     nvidia.stop.cancel();
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 1..8).await;
     machine.kubelet.admit("l", "main", false, &[(GPU, 7)]).await.unwrap();
-    assert!(!nvidia.allocated.lock()[0].contains(&uuid(0)));
-    assert_eq!(machine.kubelet.state.lock().overlaps, 0, "old streams end before new registrations");
+    assert!(!nvidia.plugin.allocated()[0].contains(&uuid(0)));
+    assert_eq!(machine.kubelet.devices.overlaps(), 0, "old streams end before new registrations");
 }
 
 #[tokio::test]
 async fn a_killed_agent_knows_the_same_again() {
     let mut machine = Machine::start().await;
     both_registered(&machine).await;
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     machine.bind("s", &[("main", &shared(50, 30))], &[]);
     machine.bind("l", &[("main", &[(GPU, 2)])], &[]);
@@ -170,7 +170,7 @@ async fn a_killed_agent_knows_the_same_again() {
         let _ = std::fs::remove_file(machine.plugins().join(socket));
     }
     machine.start_agent();
-    let _nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let _nvidia = Nvidia::start(machine.plugins(), 8).await;
     until("both resources are as before", || {
         (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE)) == before
     })
@@ -182,17 +182,14 @@ async fn a_killed_agent_knows_the_same_again() {
 async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
-    nvidia.events.send(uuid(5)).unwrap();
+    nvidia.fail(&[5]);
     healthy_cards(&machine, [0, 1, 2, 3, 4, 6, 7]).await;
     nvidia.stop.cancel();
-    let again = FakeNvidia::start(machine.plugins(), 8).await;
-    until("the new registration is listened to", || {
-        again.streams.load(std::sync::atomic::Ordering::SeqCst) == 1
-    })
-    .await;
-    again.events.send(uuid(6)).unwrap();
+    let again = Nvidia::start(machine.plugins(), 8).await;
+    until("the new registration is listened to", || again.plugin.streams() == 1).await;
+    again.fail(&[6]);
     healthy_cards(&machine, [0, 1, 2, 3, 4, 7]).await;
 }
 
@@ -201,14 +198,14 @@ async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
 async fn nvidias_plugin_that_goes_finds_its_place_at_the_kubelet_free() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let nvidia = FakeNvidia::start(machine.plugins(), 8).await;
+    let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     let socket = machine.plugins().join("gpu-migrate-nvidia.com_gpu.sock");
     assert!(socket.exists());
     nvidia.stop.cancel();
     until("nothing of ours is served for it", || !socket.exists()).await;
-    let _again = FakeNvidia::start(machine.plugins(), 8).await;
+    let _again = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     assert!(socket.exists(), "it came back to the bridge");
-    assert_eq!(machine.kubelet.state.lock().overlaps, 0);
+    assert_eq!(machine.kubelet.devices.overlaps(), 0);
 }

@@ -13,9 +13,9 @@ use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 use gpu_migrate_kubelet_api::lister;
 use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use gpu_migrate_sim::cluster::kubelet::{Given, Happening, Kubelet, NodeSpec, Pace};
-use gpu_migrate_sim::cluster::nvidia::NvidiaPlugin;
 use gpu_migrate_sim::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
 use gpu_migrate_sim::cluster::{controllers, json_client};
+use gpu_migrate_sim::nvidia::NvidiaPlugin;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Client, ResourceExt};
@@ -45,12 +45,8 @@ async fn start(extender: Option<ExtenderConfig>) -> Cluster {
     let pace = Pace { report: quick, start: quick, stop: quick, back_off: quick };
     let kubelet =
         Kubelet::start(spec, pace, folder.path(), client.clone(), sender, stop.clone()).await.unwrap();
-    let plugin = NvidiaPlugin {
-        folder: folder.path().join("device-plugins"),
-        registrar: "kubelet.sock".into(),
-        cards: vec!["GPU-a".into(), "GPU-b".into()],
-    };
-    tokio::spawn(plugin.run(stop.clone()));
+    let plugin = NvidiaPlugin::new(vec!["GPU-a".into(), "GPU-b".into()]);
+    tokio::spawn(plugin.run(folder.path().join("device-plugins"), "kubelet.sock".into(), stop.clone()));
     let _scheduler = Scheduler::start(
         SchedulerConfig { names: vec!["default-scheduler".into()], extender },
         client.clone(),
@@ -111,8 +107,8 @@ impl Cluster {
     fn rows(&self) -> Vec<(String, usize)> {
         let text =
             std::fs::read(self.folder.path().join("device-plugins/kubelet_internal_checkpoint")).unwrap();
-        let book = Checkpoint::parse(&text).unwrap();
-        book.entries.iter().map(|entry| (entry.pod_uid.to_string(), entry.ids.len())).collect()
+        let checkpoint = Checkpoint::parse(&text).unwrap();
+        checkpoint.entries.iter().map(|entry| (entry.pod_uid.to_string(), entry.ids.len())).collect()
     }
 
     async fn listed(&self) -> usize {
@@ -128,13 +124,13 @@ fn gpu(command: Value) -> Value {
 }
 
 #[tokio::test]
-async fn rows_of_finished_pods_stay_in_the_book_until_the_next_allocate() {
+async fn rows_of_finished_pods_stay_in_the_checkpoint_until_the_next_allocate() {
     let mut cluster = start(None).await;
     let first = cluster.create("first", gpu(json!(["sleep", "0.05"]))).await.uid().unwrap();
     let given = cluster.next_start().await;
     assert_eq!(given.env["NVIDIA_VISIBLE_DEVICES"], given.devices["nvidia.com/gpu"][0]);
     cluster.until_phase("first", "Succeeded").await;
-    assert_eq!(cluster.rows(), [(first, 1)], "still in the book");
+    assert_eq!(cluster.rows(), [(first, 1)], "still in the checkpoint");
     cluster.until("pod-resources to drop it", || async { cluster.listed().await == 0 }).await;
 
     cluster.create("plain", json!({"containers": [{"name": "c", "image": "i"}]})).await;
@@ -156,7 +152,7 @@ async fn a_restarted_kubelet_has_lost_its_plugins_and_kept_its_containers() {
     let back = || async { cluster.kubelet.devices().counts().get("nvidia.com/gpu") == Some(&(2, 2)) };
     cluster.until("the plugin to be back", back).await;
     cluster.until("the node to say so", || async { cluster.allocatable().await == "2" }).await;
-    assert_eq!(cluster.rows(), [(given.uid.clone(), 1)], "the book was kept");
+    assert_eq!(cluster.rows(), [(given.uid.clone(), 1)], "the checkpoint was kept");
     assert_eq!(cluster.phase("p").await, "Running");
     cluster.create("q", gpu(json!(["run"]))).await;
     let other = cluster.next_start().await;
@@ -173,7 +169,7 @@ async fn main_containers_reuse_the_devices_of_init_containers() {
     let (warm, main) = (cluster.next_start().await, cluster.next_start().await);
     assert_eq!((warm.container.as_str(), main.container.as_str()), ("warm", "c"));
     assert_eq!(warm.devices, main.devices);
-    assert_eq!(cluster.rows().len(), 2, "both are in the book");
+    assert_eq!(cluster.rows().len(), 2, "both are in the checkpoint");
 }
 
 #[tokio::test]

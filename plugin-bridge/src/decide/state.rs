@@ -226,11 +226,11 @@ impl NodeState {
         self.freed += 1;
     }
 
-    /// Test only: a ledger that does not check holders, to show that the tests detect that.
+    /// Test only: with a ledger that breaks a rule, to show that tests would notice.
     #[cfg(test)]
     #[must_use]
-    pub(super) fn with_broken_ledger(mut self) -> Self {
-        self.ledger = self.ledger.broken();
+    pub(super) fn with_ledger_fault(mut self, fault: gpu_migrate_model::ledger::Fault) -> Self {
+        self.ledger = self.ledger.with_fault(fault);
         self
     }
 

@@ -34,7 +34,7 @@ pub fn uuid(card: usize) -> String {
 /// One machine: folders, a kubelet, NVIDIA's plugin, the agent, and the pods file that stands for the API server.
 pub struct Machine {
     pub folder: tempfile::TempDir,
-    pub kubelet: kubelet::FakeKubelet,
+    pub kubelet: kubelet::Kubelet,
     pub pods: Arc<parking_lot::Mutex<Vec<Value>>>,
     agent: Option<(CancellationToken, JoinHandle<Result<(), AgentError>>)>,
     inventory: PathBuf,
@@ -46,7 +46,7 @@ impl Machine {
         std::fs::create_dir_all(folder.path().join("device-plugins")).unwrap();
         std::fs::create_dir_all(folder.path().join("pod-resources")).unwrap();
         let inventory = inventory(folder.path(), 8);
-        let kubelet = kubelet::FakeKubelet::start(folder.path().to_path_buf()).await;
+        let kubelet = kubelet::Kubelet::start(folder.path().to_path_buf());
         let mut machine = Self { kubelet, pods: Arc::default(), agent: None, inventory, folder };
         machine.write_pods();
         machine.start_agent();

@@ -3,13 +3,11 @@
 //! - [`api`]: the API server, over HTTP on loopback, for kube clients and kubectl
 //! - [`scheduler`]: calls the extender as kube-scheduler does
 //! - [`controllers`]: Deployments, ReplicaSets, garbage
-//! - [`kubelet`]: kubelets with a device manager as the real one was seen to behave; containers are records
-//! - [`nvidia`]: a stand-in for NVIDIA's device plugin
+//! - [`kubelet`]: kubelets around a [device manager](crate::device_manager); containers are records
 
 pub mod api;
 pub mod cache;
 pub mod controllers;
 pub mod json_client;
 pub mod kubelet;
-pub mod nvidia;
 pub mod scheduler;

@@ -1,13 +1,15 @@
-//! Random lives of a node.
+//! Random histories of a node.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use gpu_migrate_model::ask::{ContainerKind, Demand};
+use gpu_migrate_model::ledger::Fault as LedgerFault;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::agent::{Agent, Pure, Services, Trouble};
+use super::agent::{Agent, Decisions, Mutant, Services, Trouble};
+use super::record::{Digest, Record, numbers};
 use super::world::{CARDS, Fault, World, share};
 
 /// One thing that happens.
@@ -21,8 +23,8 @@ pub(super) enum Step {
     Hear(usize),
     Relist,
     KubeletHears(usize),
-    ReadBook,
-    SpoilBook,
+    ReadCheckpoint,
+    TruncateCheckpoint,
     Ask,
     PassTime(u64),
     Health { card: usize, healthy: bool },
@@ -84,8 +86,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (1..5_usize).prop_map(Step::Hear),
         1 => Just(Step::Relist),
         8 => (0..6_usize).prop_map(Step::KubeletHears),
-        3 => Just(Step::ReadBook),
-        1 => Just(Step::SpoilBook),
+        3 => Just(Step::ReadCheckpoint),
+        1 => Just(Step::TruncateCheckpoint),
         4 => Just(Step::Ask),
         4 => prop_oneof![Just(10), Just(1_000), Just(6_000), Just(40_000), Just(100_000)].prop_map(Step::PassTime),
         1 => (0..CARDS, any::<bool>()).prop_map(|(card, healthy)| Step::Health { card, healthy }),
@@ -100,14 +102,19 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One life, by the books alone and by the services.
-pub(super) fn live(steps: &[Step]) -> Result<(), String> {
-    live_by::<Pure>(steps, false).map_err(|what| format!("the books alone: {what}"))?;
-    live_by::<Services>(steps, false).map_err(|what| format!("the services: {what}"))
+/// Runs one history, on the decisions alone and on the services.
+pub(super) fn run(steps: &[Step]) -> Result<(), String> {
+    let run = |outcome: Result<_, String>, by| outcome.map(drop).map_err(|what| format!("{by}: {what}"));
+    run(run_on::<Decisions>(steps, None), "the decisions alone")?;
+    run(run_on::<Services>(steps, None), "the services")
 }
 
-fn live_by<A: Agent>(steps: &[Step], broken: bool) -> Result<(), String> {
-    let mut world = World::<A>::new(broken);
+fn run_on<A: Agent>(steps: &[Step], mutant: Option<Mutant>) -> Result<Digest, String> {
+    run_steps(&mut World::<A>::new(mutant), steps)
+}
+
+fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, String> {
+    let mut digest = Digest::default();
     for (number, step) in steps.iter().enumerate() {
         match step.clone() {
             Step::Bind { containers, reserved } => world.bind(&containers, reserved),
@@ -118,8 +125,8 @@ fn live_by<A: Agent>(steps: &[Step], broken: bool) -> Result<(), String> {
             Step::Hear(count) => world.hear(count),
             Step::Relist => world.relist(),
             Step::KubeletHears(which) => world.kubelet_hears(which),
-            Step::ReadBook => world.read_checkpoint(),
-            Step::SpoilBook => world.spoil_book(),
+            Step::ReadCheckpoint => world.read_checkpoint(),
+            Step::TruncateCheckpoint => world.truncate_checkpoint(),
             Step::Ask => world.ask(),
             Step::PassTime(milliseconds) => world.pass_time(milliseconds),
             Step::Health { card, healthy } => world.set_health(card, healthy),
@@ -133,18 +140,20 @@ fn live_by<A: Agent>(steps: &[Step], broken: bool) -> Result<(), String> {
             Step::StartAndDie(at) => world.start_and_die(at),
         }
         world.check().map_err(|what| format!("after step {number} ({step:?}): {what}"))?;
+        digest += &numbers(step);
+        digest += &world.course();
     }
-    Ok(())
+    Ok(digest)
 }
 
 fn sequences() -> u32 {
     std::env::var("GPU_MIGRATE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
 }
 
-/// So many parts, each with lives of its own, whatever the number of processors: they are the same on every machine.
+/// So many parts, each with histories of its own, whatever the number of processors: they are the same on every machine.
 const PARTS: u8 = 8;
 
-/// The same lives in every run, so that a failure is the change's; `GPU_MIGRATE_RANDOM=1` lives others.
+/// The same histories in every run, so that a failure is the change's; others with `GPU_MIGRATE_RANDOM=1`.
 fn runner(part: u8, cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     if std::env::var_os("GPU_MIGRATE_RANDOM").is_some() {
@@ -153,8 +162,12 @@ fn runner(part: u8, cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[part; 32]))
 }
 
-/// Lives so many random lives, on all processors. What the first failure of a part was.
-fn lives_by<A: Agent>(count: u32, broken: bool) -> Result<(), String> {
+/// Runs so many random histories, on all processors. What the first failure of a part was.
+fn random(
+    count: u32,
+    record: &Record,
+    run: impl Fn(&[Step]) -> Result<Digest, String> + Sync,
+) -> Result<(), String> {
     let next = AtomicU8::new(0);
     let failures = Mutex::new(Vec::new());
     let work = || {
@@ -163,10 +176,13 @@ fn lives_by<A: Agent>(count: u32, broken: bool) -> Result<(), String> {
             if part >= PARTS {
                 return;
             }
-            let outcome = runner(part, count.div_ceil(PARTS.into()))
-                .run(&prop::collection::vec(step(), 1..60), |steps| {
-                    live_by::<A>(&steps, broken).map_err(TestCaseError::fail)
-                });
+            let outcome = runner(part, count.div_ceil(PARTS.into())).run(
+                &prop::collection::vec(step(), 1..60),
+                |steps| {
+                    record.add(part, steps.len(), run(&steps).map_err(TestCaseError::fail)?);
+                    Ok(())
+                },
+            );
             if let Err(failure) = outcome {
                 failures.lock().push(failure.to_string());
             }
@@ -177,21 +193,53 @@ fn lives_by<A: Agent>(count: u32, broken: bool) -> Result<(), String> {
     failures.into_inner().into_iter().next().map_or(Ok(()), Err)
 }
 
-#[test]
-fn the_invariants_hold_in_every_life_of_the_books() {
-    lives_by::<Pure>(sequences(), false).unwrap_or_else(|failure| panic!("{failure}"));
+fn the_invariants_hold_on<A: Agent>(suffix: &str) {
+    let record = Record::default();
+    random(sequences(), &record, |steps| run_on::<A>(steps, None))
+        .unwrap_or_else(|failure| panic!("{failure}"));
+    record.write(suffix);
 }
 
 #[test]
-fn the_invariants_hold_in_every_life_of_the_services() {
-    lives_by::<Services>(sequences(), false).unwrap_or_else(|failure| panic!("{failure}"));
+fn the_invariants_hold_in_every_history_of_the_decisions() {
+    the_invariants_hold_on::<Decisions>("decisions");
 }
 
 #[test]
-fn a_ledger_that_does_not_look_is_found_out() {
-    // By the invariants, and not by something else that went wrong.
-    let found = |outcome: Result<(), String>| outcome.is_err_and(|failure| failure.contains("I1: card"));
-    let unnoticed = "a broken ledger went unnoticed: these tests test nothing";
-    assert!(found(lives_by::<Pure>(2_000, true)), "{unnoticed}");
-    assert!(found(lives_by::<Services>(2_000, true)), "{unnoticed}");
+fn the_invariants_hold_in_every_history_of_the_services() {
+    the_invariants_hold_on::<Services>("services");
+}
+
+/// Each mutant is reported by the invariant that it breaks, and not by something else that went wrong.
+#[test]
+fn each_invariant_is_seen_to_break() {
+    for (mutant, reported) in [
+        (Mutant::Ledger(LedgerFault::Unchecked), "I1: card"),
+        (Mutant::Ledger(LedgerFault::Overcommits), "I2: card"),
+        (Mutant::Ledger(LedgerFault::Forgets), "I3: card"),
+    ] {
+        fn reports<A: Agent>(mutant: Mutant, reported: &str) {
+            let outcome = random(2_000, &Record::default(), |steps| run_on::<A>(steps, Some(mutant)));
+            let failure = outcome.err().unwrap_or_default();
+            assert!(failure.contains(reported), "{mutant:?} was not reported as {reported}: {failure:?}");
+        }
+        reports::<Decisions>(mutant, reported);
+        reports::<Services>(mutant, reported);
+    }
+}
+
+/// Liveness: an agent that refuses everything breaks no invariant.
+#[test]
+fn a_pod_that_fits_is_admitted_after_every_history() {
+    let admitted = |mutant| {
+        random(sequences() / 3, &Record::default(), |steps| {
+            let mut world = World::<Decisions>::new(mutant);
+            run_steps(&mut world, steps)?;
+            world.admits_after_recovery()?;
+            Ok(Digest::default())
+        })
+    };
+    admitted(None).unwrap_or_else(|failure| panic!("{failure}"));
+    let failure = admitted(Some(Mutant::Refuses)).err().unwrap_or_default();
+    assert!(failure.contains("is not admitted"), "{failure:?}");
 }

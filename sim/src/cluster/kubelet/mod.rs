@@ -1,11 +1,8 @@
 //! A kubelet whose containers are records: real sockets, real files, real calls to device plugins and the API server; only nothing
 //! is executed. What a container would have got (its environment, its devices) is told to whoever observes ([`Happening`]).
 
-pub mod checkpoint;
-pub mod devices;
 mod node;
 mod pod;
-pub mod podresources;
 pub mod program;
 
 use std::collections::{BTreeMap, HashSet};
@@ -19,11 +16,12 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
+use rand::seq::SliceRandom;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use self::devices::DeviceManager;
+use crate::device_manager::service::DeviceService;
 
 /// What the node is like.
 #[derive(Clone, Debug, Default)]
@@ -102,8 +100,6 @@ pub struct Kubelet {
 pub(crate) struct Active {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) uid: String,
-    pub(crate) containers: Vec<String>,
     stop: CancellationToken,
 }
 
@@ -112,7 +108,7 @@ pub(crate) struct Inner {
     root: PathBuf,
     pace: Pace,
     client: Client,
-    pub(crate) devices: Arc<DeviceManager>,
+    pub(crate) devices: Arc<DeviceService>,
     active: Mutex<BTreeMap<String, Active>>,
     /// Pods that were admitted or refused once are not admitted again.
     seen: Mutex<HashSet<String>>,
@@ -123,14 +119,6 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub(crate) fn active_pods(&self) -> Vec<Active> {
-        self.active.lock().values().cloned().collect()
-    }
-
-    fn active_uids(&self) -> HashSet<String> {
-        self.active.lock().keys().cloned().collect()
-    }
-
     fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }
@@ -155,7 +143,7 @@ impl Kubelet {
         stop: CancellationToken,
     ) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
-            devices: DeviceManager::new(root.join("device-plugins")),
+            devices: DeviceService::new(root, |ids| ids.shuffle(&mut rand::rng())),
             spec,
             root: root.to_path_buf(),
             pace,
@@ -167,16 +155,19 @@ impl Kubelet {
             stop: stop.clone(),
         });
         let kubelet = Self { inner: inner.clone() };
-        kubelet.serve().await?;
+        kubelet.serve()?;
         tokio::spawn(stop.clone().run_until_cancelled_owned(node::report(inner.clone())));
         tokio::spawn(stop.run_until_cancelled_owned(follow(inner)));
         Ok(kubelet)
     }
 
-    async fn serve(&self) -> std::io::Result<()> {
+    fn serve(&self) -> std::io::Result<()> {
         let life = self.inner.life.lock().clone();
-        self.inner.devices.start(life.clone()).await?;
-        podresources::serve(self.inner.clone(), &self.inner.root, life)
+        let inner = self.inner.clone();
+        // Pods that have ended are not listed, though the checkpoint still has them.
+        let name =
+            move |uid: &str| inner.active.lock().get(uid).map(|p| (p.namespace.clone(), p.name.clone()));
+        self.inner.devices.start(Arc::new(name), &life)
     }
 
     /// Its root, as `/var/lib/kubelet` is.
@@ -187,11 +178,11 @@ impl Kubelet {
 
     /// Its device manager.
     #[must_use]
-    pub fn devices(&self) -> &Arc<DeviceManager> {
+    pub fn devices(&self) -> &Arc<DeviceService> {
         &self.inner.devices
     }
 
-    /// The kubelet's process ends, is away for `away`, and starts anew: every socket in its folder is gone, its book is still there,
+    /// The kubelet's process ends, is away for `away`, and starts again: every socket in its folder is gone, its checkpoint is still there,
     /// all containers run on.
     ///
     /// # Errors
@@ -203,7 +194,7 @@ impl Kubelet {
         };
         old.cancel();
         tokio::time::sleep(away).await;
-        self.serve().await
+        self.serve()
     }
 }
 

@@ -66,9 +66,9 @@ fn status(kubelet: &Inner) -> Value {
         capacity.insert(name.into(), quantity.into());
     }
     let mut allocatable = capacity.clone();
-    for (resource, (all, well)) in kubelet.devices.counts() {
+    for (resource, (all, healthy)) in kubelet.devices.counts() {
         capacity.insert(resource.clone(), all.to_string().into());
-        allocatable.insert(resource, well.to_string().into());
+        allocatable.insert(resource, healthy.to_string().into());
     }
     let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"});
     json!({

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::devices::{Ask, DeviceError, Reusable};
 use super::program;
 use super::{Active, Given, Happening, Inner};
 use crate::cluster::api::object::{items, name, namespace, timestamp, uid};
 use crate::cluster::api::{is_extended, whole};
+use crate::device_manager::service::ServiceError;
 
 /// What the plugins gave one container, taken together.
 #[derive(Clone, Debug, Default)]
@@ -33,17 +33,9 @@ struct Run {
 
 /// Admits a pod: gets all devices of all its containers, or fails it. Then lets it run.
 pub(super) async fn admit(kubelet: &Arc<Inner>, pod: Value) {
-    let all = ["initContainers", "containers"].into_iter().flat_map(|list| items(&pod["spec"], list));
-    let containers = all.filter_map(|container| container["name"].as_str()).map(str::to_owned).collect();
     let stop = kubelet.stop.child_token();
-    let active = Active {
-        namespace: namespace(&pod).into(),
-        name: name(&pod).into(),
-        uid: uid(&pod).into(),
-        containers,
-        stop: stop.clone(),
-    };
-    kubelet.active.lock().insert(active.uid.clone(), active);
+    let active = Active { namespace: namespace(&pod).into(), name: name(&pod).into(), stop: stop.clone() };
+    kubelet.active.lock().insert(uid(&pod).to_owned(), active);
     match devices(kubelet, &pod).await {
         Ok(grants) => {
             let run = Run { kubelet: kubelet.clone(), pod, grants, stop };
@@ -60,8 +52,8 @@ pub(super) async fn admit(kubelet: &Arc<Inner>, pod: Value) {
 }
 
 /// All devices, at admission: init containers first, the resources of a container in a random order.
-async fn devices(kubelet: &Inner, pod: &Value) -> Result<BTreeMap<String, Grant>, DeviceError> {
-    let mut reusable = Reusable::new();
+async fn devices(kubelet: &Inner, pod: &Value) -> Result<BTreeMap<String, Grant>, ServiceError> {
+    let mut begun = false;
     let mut grants = BTreeMap::new();
     for list in ["initContainers", "containers"] {
         for container in items(&pod["spec"], list) {
@@ -74,11 +66,15 @@ async fn devices(kubelet: &Inner, pod: &Value) -> Result<BTreeMap<String, Grant>
             asked.retain(|(_, count)| *count > 0);
             asked.shuffle(&mut rand::rng());
             let mut grant = Grant::default();
-            for (resource, count) in asked {
-                let count = usize::try_from(count).unwrap_or(usize::MAX);
-                let ask = Ask { pod_uid: uid(pod), container: own_name, resource, count };
-                let active = kubelet.active_uids();
-                grant.add(kubelet.devices.allocate(&ask, &mut reusable, init, &active).await?);
+            if !asked.is_empty() && !std::mem::replace(&mut begun, true) {
+                kubelet.devices.begin(|uid| kubelet.active.lock().contains_key(uid));
+            }
+            for (resource, count) in &asked {
+                let count = usize::try_from(*count).unwrap_or(usize::MAX);
+                grant.add(kubelet.devices.allocate(uid(pod), own_name, resource, count).await?);
+            }
+            if !asked.is_empty() {
+                kubelet.devices.container_done(uid(pod), own_name, init);
             }
             grants.insert(own_name.to_owned(), grant);
         }
@@ -231,15 +227,18 @@ impl Run {
     }
 
     fn given(&self, container: &str, grant: &Grant) -> Given {
-        let entries = self.kubelet.devices.entries().into_iter();
-        let own = entries.filter(|entry| entry.pod_uid == uid(&self.pod) && entry.container == container);
+        let devices = self.kubelet.devices.with(|manager| {
+            let rows = manager.rows().iter();
+            let own = rows.filter(|row| row.pod == uid(&self.pod) && row.container == container);
+            own.map(|row| (row.resource.clone(), row.ids.keys().cloned().collect())).collect()
+        });
         Given {
             node: self.kubelet.spec.name.clone(),
             namespace: namespace(&self.pod).into(),
             pod: name(&self.pod).into(),
             uid: uid(&self.pod).into(),
             container: container.into(),
-            devices: own.map(|entry| (entry.resource, entry.ids)).collect(),
+            devices,
             env: grant.env.clone(),
         }
     }

@@ -1,16 +1,17 @@
 //! What answers for the agent in the [world](super::world): the books alone, or the services around them.
 
+mod decisions;
 mod nvidia;
-mod pure;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::card::{Card, Health};
+use gpu_migrate_model::ledger::Fault;
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::CardIndex;
 
-pub(super) use self::pure::Pure;
+pub(super) use self::decisions::Decisions;
 pub(super) use self::services::Services;
 use super::world::{Around, BLOCKS, CARDS};
 use crate::decide::{Millis, NodeState, Settings};
@@ -27,10 +28,18 @@ pub(super) enum Trouble {
     NvidiaHangs,
 }
 
-/// The agent of one node, over all its lives.
+/// An agent with a fault that the checks must report.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mutant {
+    Ledger(Fault),
+    /// Every Allocate is refused.
+    Refuses,
+}
+
+/// The agent of one node, over all its processes.
 pub(super) trait Agent: Sized {
-    /// The first life, with an empty disk. `broken`: with a ledger that does not look.
-    fn start(around: Around, broken: bool) -> Self;
+    /// The first process, with an empty disk.
+    fn start(around: Around, mutant: Option<Mutant>) -> Self;
     /// Killed, and started anew from the disk.
     fn restart(&mut self);
     /// The world's clock, which passes while the agent waits.
@@ -81,7 +90,7 @@ pub(super) trait Agent: Sized {
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
 }
 
-fn fresh(broken: bool, well: &[bool]) -> NodeState {
+fn fresh(mutant: Option<Mutant>, well: &[bool]) -> NodeState {
     let card = |n: usize| Card {
         uuid: uuid(n),
         minor: n as u32,
@@ -92,18 +101,21 @@ fn fresh(broken: bool, well: &[bool]) -> NodeState {
     for (card, _) in well.iter().enumerate().filter(|(_, well)| !**well) {
         state.set_health(CardIndex::from(card), Health::Unhealthy);
     }
-    if broken { state.with_broken_ledger() } else { state }
+    match mutant {
+        Some(Mutant::Ledger(fault)) => state.with_ledger_fault(fault),
+        _ => state,
+    }
 }
 
 fn topology() -> Topology {
     Topology::uniform(CARDS, LinkLevel::Pix)
 }
 
-fn uuid(card: usize) -> String {
+pub(super) fn uuid(card: usize) -> String {
     format!("GPU-{card}")
 }
 
 /// The cards that an answer names.
-fn cards_of<'a>(uuids: impl IntoIterator<Item = &'a str>) -> Option<BTreeSet<usize>> {
+pub(super) fn cards_of<'a>(uuids: impl IntoIterator<Item = &'a str>) -> Option<BTreeSet<usize>> {
     uuids.into_iter().map(|id| (0..CARDS).find(|n| uuid(*n) == id)).collect()
 }

@@ -12,14 +12,15 @@ use std::time::{Duration, SystemTime};
 
 use futures::{Stream, StreamExt};
 use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_sim::nvidia::{self, NvidiaPlugin};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
-use super::nvidia::{Inventory, Nvidia, Socket};
-use super::{Agent, Trouble, cards_of, fresh, topology};
+use super::nvidia::{Inventory, Socket};
+use super::{Agent, Mutant, Trouble, cards_of, fresh, topology, uuid};
 use crate::cluster::pods::take_pending;
 use crate::decide::tests::world::{Api, Around, CARDS, CORE, GPU, Kubelet, MEMORY};
 use crate::decide::{Millis, NodeState, PodPhase};
@@ -34,7 +35,7 @@ use crate::plugins::shared::{AllocateConfig, SharedPlugin};
 use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use gpu_migrate_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
-    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
+    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
 };
 use gpu_migrate_kubelet_api::lister::{ContainerDevices, PodResourcesError};
 
@@ -42,7 +43,7 @@ type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>
 
 pub(in super::super) struct Services {
     around: Around,
-    broken: bool,
+    mutant: Option<Mutant>,
     folder: tempfile::TempDir,
     disk: FailingDisk,
     socket: Socket,
@@ -79,7 +80,7 @@ impl Services {
         };
         let kubelet = self.folder.path().to_path_buf();
         let paths = Paths { state: kubelet.join("device-plugins/gpu-migrate"), kubelet };
-        let state = fresh(self.broken, &self.well.lock());
+        let state = fresh(self.mutant, &self.well.lock());
         let node = Node::start_in(platform, paths, state, topology(), Metrics::default()).unwrap();
         node.lookup.set(Box::new(ApiServer(self.around.api.clone()))).unwrap();
         let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.well.clone(), clock)));
@@ -108,7 +109,7 @@ impl Services {
     /// It has looked at the book as it is on disk.
     fn has_read(&mut self) {
         let kubelet = self.around.kubelet.lock();
-        if !kubelet.is_spoilt() {
+        if !kubelet.is_truncated() {
             self.read = Some(kubelet.version());
         }
     }
@@ -142,7 +143,7 @@ impl Life {
 }
 
 impl Agent for Services {
-    fn start(around: Around, broken: bool) -> Self {
+    fn start(around: Around, mutant: Option<Mutant>) -> Self {
         let memory = Path::new("/dev/shm");
         let folder =
             if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
@@ -151,7 +152,7 @@ impl Agent for Services {
         around.kubelet.lock().put_into(&plugins);
         let mut agent = Self {
             around,
-            broken,
+            mutant,
             folder,
             disk: FailingDisk::default(),
             socket: Socket::default(),
@@ -228,19 +229,14 @@ impl Agent for Services {
         let well = self.well.lock().clone();
         let served = self.socket.0.lock().clone();
         match served {
-            Some(nvidia) if self.is_registered() => {
-                nvidia.lists.send_replace(well);
+            Some(plugin) if self.is_registered() => {
+                plugin.report(well);
             }
             _ => {
-                *self.socket.0.lock() = Some(Nvidia::new(well));
+                let cards = (0..CARDS).map(uuid).collect();
+                *self.socket.0.lock() = Some(NvidiaPlugin::with_health(cards, well, None));
                 let _inside = self.life().runtime.enter();
-                let registration = RegisterRequest {
-                    version: "v1beta1".into(),
-                    endpoint: "nvidia-gpu.sock".into(),
-                    resource_name: GPU.into(),
-                    options: None,
-                };
-                self.life().upstreams.register(registration).unwrap();
+                self.life().upstreams.register(nvidia::registration(nvidia::SOCKET)).unwrap();
             }
         }
         self.life().settle();
@@ -314,9 +310,13 @@ impl Agent for Services {
         let ask = ContainerAllocateRequest { devices_ids: ids };
         let request = Request::new(AllocateRequest { container_requests: vec![ask] });
         self.disk.expect(trouble);
-        let nvidia = self.socket.0.lock().clone();
-        if let Some(nvidia) = &nvidia {
-            *nvidia.trouble.lock() = trouble;
+        let plugin = self.socket.0.lock().clone();
+        if let Some(plugin) = &plugin {
+            plugin.set_trouble(match trouble {
+                Trouble::NvidiaRefuses => nvidia::Trouble::Refuses,
+                Trouble::NvidiaHangs => nvidia::Trouble::Hangs,
+                _ => nvidia::Trouble::None,
+            });
         }
         let life = self.life();
         let answer = life.wait(async {
@@ -326,8 +326,8 @@ impl Agent for Services {
             }
         });
         self.disk.expect(Trouble::None);
-        if let Some(nvidia) = &nvidia {
-            *nvidia.trouble.lock() = Trouble::None;
+        if let Some(plugin) = &plugin {
+            plugin.set_trouble(nvidia::Trouble::None);
         }
         self.has_read();
         let answer = answer.ok()?.into_inner().container_responses.remove(0);

@@ -2,19 +2,21 @@
 
 use std::collections::BTreeSet;
 
+use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use gpu_migrate_model::ask::{ContainerKind, Demand};
+use gpu_migrate_sim::device_manager::Request;
+use gpu_migrate_sim::nvidia::VISIBLE_DEVICES;
 
-use super::super::agent::{Agent, Trouble};
-use super::kubelet::Row;
+use super::super::agent::{Agent, Trouble, cards_of, uuid};
 use super::truth::Given;
-use super::{CORE, GPU, MEMORY, World};
+use super::{CORE, GPU, Kubelet, MEMORY, World};
 use crate::decide::{ContainerView, PodPhase};
 
 /// A failure in the middle of an admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Fault {
     None,
-    /// The kubelet dies after it was answered and before it wrote its book; its successor admits again.
+    /// The kubelet dies after it was answered and before it wrote its checkpoint; its successor admits again.
     KubeletDies,
     /// The kubelet loses the answer, and sees an error.
     AnswerLost,
@@ -60,8 +62,8 @@ impl<A: Agent> World<A> {
         let Some(uid) = self.waiting.pop_front() else { return };
         let Some(pod) = self.api.lock().pods.get(&uid).cloned() else { return };
         {
-            let kubelet = &mut *self.kubelet.lock();
-            kubelet.rows.retain(|r| !kubelet.ended.contains(&r.pod));
+            let Kubelet { manager, ended, .. } = &mut *self.kubelet.lock();
+            manager.begin(|uid| !ended.contains(uid));
         }
         let mut given = Vec::new();
         let mut step = 0;
@@ -83,8 +85,9 @@ impl<A: Agent> World<A> {
                     }
                 }
             }
-            // The kubelet writes its book after each container.
-            self.write_book();
+            let is_init = ask.kind == ContainerKind::Init;
+            self.kubelet.lock().manager.container_done(&uid, &ask.name, is_init);
+            self.write_checkpoint();
             given.push(got);
         }
         self.admitted.extend(given);
@@ -121,11 +124,12 @@ impl<A: Agent> World<A> {
             if resource == GPU {
                 return true;
             }
-            let of_it =
-                |r: &&Row| r.pod == given.pod && r.container == given.container && r.resource == resource;
-            let row = self.kubelet.lock().rows.iter().find(of_it).map(|row| row.ids.clone());
-            let Some(ids) = row else { return false };
-            self.agent.may_start(resource, ids.into_iter().collect(), trouble)
+            let ids: Option<Vec<String>> = {
+                let kubelet = self.kubelet.lock();
+                let row = kubelet.manager.row(&given.pod, &given.container, resource);
+                row.map(|row| row.ids.keys().cloned().collect())
+            };
+            ids.is_some_and(|ids| self.agent.may_start(resource, ids, trouble))
         })
     }
 
@@ -143,33 +147,28 @@ impl<A: Agent> World<A> {
         shuffle: usize,
     ) -> Outcome {
         self.agent.tick();
-        // What its book already has is not asked for again.
-        let same = |r: &&Row| r.pod == got.pod && r.container == got.container && r.resource == resource;
-        let row = self.kubelet.lock().rows.iter().find(same).cloned();
-        if let Some(row) = row {
-            got.take(resource, &row.answer);
-            return Outcome::Ok;
-        }
-        let Some((free, mut chosen)) = self.at_hand(&got.pod, resource, size) else {
-            return Outcome::Refused;
+        let request = self.kubelet.lock().manager.request(&got.pod, &got.container, resource, size);
+        let choice = match request {
+            Ok(Request::Held(answer)) => {
+                got.take(resource, &visible(&answer));
+                return Outcome::Ok;
+            }
+            Ok(Request::Choose(choice)) => choice,
+            Err(_) => return Outcome::Refused,
         };
         // The API server is away now and then.
         self.api.lock().away = shuffle & 0x300 == 0;
-        let offered: BTreeSet<String> = free.union(&chosen).cloned().collect();
-        if offered.len() > size && chosen.len() < size && !shuffle.is_multiple_of(4) {
-            let must = chosen.iter().cloned().collect();
-            for id in self.agent.prefer(resource, offered.iter().cloned().collect(), must, size) {
-                if chosen.len() < size && offered.contains(&id) {
-                    chosen.insert(id);
-                }
-            }
+        let mut preferred = Vec::new();
+        if choice.is_open() && !shuffle.is_multiple_of(4) {
+            let (offered, must) = (choice.available.iter(), choice.must_include.iter());
+            preferred =
+                self.agent.prefer(resource, offered.cloned().collect(), must.cloned().collect(), size);
         }
-        // What is not preferred is picked at random.
-        let mut rest: Vec<&String> = offered.iter().filter(|id| !chosen.contains(*id)).collect();
-        let turn = shuffle % rest.len().max(1);
-        rest.rotate_left(turn);
-        let fill: Vec<String> = rest.into_iter().take(size - chosen.len()).cloned().collect();
-        chosen.extend(fill);
+        // Which of those that are not preferred is random.
+        let chosen = choice.settle(preferred, |rest| {
+            let turn = shuffle % rest.len().max(1);
+            rest.rotate_left(turn);
+        });
 
         let answer = self.agent.allocate(resource, chosen.iter().cloned().collect(), fault.trouble());
         match fault {
@@ -185,8 +184,8 @@ impl<A: Agent> World<A> {
             _ => {}
         }
         got.take(resource, &answer);
-        let (pod, container, kind) = (got.pod.clone(), got.container.clone(), got.kind);
-        self.kubelet.lock().rows.push(Row { pod, container, kind, resource, ids: chosen, answer });
+        let answer = answer_with(&answer);
+        self.kubelet.lock().manager.allocated(&got.pod, &got.container, resource, chosen, answer);
         if shuffle & 0x1c00 == 0 {
             // A list comes in the middle of a container.
             self.kubelet_hears(3 + shuffle % 3);
@@ -196,28 +195,19 @@ impl<A: Agent> World<A> {
         }
         Outcome::Ok
     }
+}
 
-    /// The devices that the kubelet believes free, and those that the pod's init containers hand on; `None`: too few.
-    fn at_hand(
-        &self,
-        pod: &str,
-        resource: &str,
-        size: usize,
-    ) -> Option<(BTreeSet<String>, BTreeSet<String>)> {
-        let kubelet = self.kubelet.lock();
-        let of_it = || kubelet.rows.iter().filter(|r| r.resource == resource);
-        let used: BTreeSet<&String> = of_it().flat_map(|r| &r.ids).collect();
-        let seen = self.seen.get(resource)?.iter();
-        let free: BTreeSet<String> =
-            seen.filter(|(id, healthy)| **healthy && !used.contains(id)).map(|(id, _)| id.clone()).collect();
-        let mine = |init: bool| -> BTreeSet<&String> {
-            let of_pod = of_it().filter(|r| r.pod == pod);
-            of_pod.filter(|r| (r.kind == ContainerKind::Init) == init).flat_map(|r| &r.ids).collect()
-        };
-        let reused: BTreeSet<String> =
-            mine(true).difference(&mine(false)).take(size).map(|id| (*id).clone()).collect();
-        (free.len() + reused.len() >= size).then_some((free, reused))
-    }
+/// An answer that shows these cards.
+fn answer_with(cards: &BTreeSet<usize>) -> ContainerAllocateResponse {
+    let uuids: Vec<String> = cards.iter().map(|card| uuid(*card)).collect();
+    let envs = [(VISIBLE_DEVICES.to_owned(), uuids.join(","))].into();
+    ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() }
+}
+
+/// The cards that an answer shows.
+pub(super) fn visible(answer: &ContainerAllocateResponse) -> BTreeSet<usize> {
+    let uuids = answer.envs.get(VISIBLE_DEVICES).into_iter().flat_map(|uuids| uuids.split(','));
+    cards_of(uuids.filter(|uuid| !uuid.is_empty())).unwrap_or_default()
 }
 
 fn wants(demand: &Demand, core_first: bool) -> Vec<(&'static str, usize)> {

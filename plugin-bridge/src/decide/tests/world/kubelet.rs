@@ -1,36 +1,24 @@
-//! The kubelet's devices: what it knows, what it has written, and what it lists.
+//! The kubelet around its device manager: which pods have ended, and what is on its disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gpu_migrate_model::ask::ContainerKind;
+use gpu_migrate_kubelet_api::checkpoint::FILE_NAME;
+use gpu_migrate_kubelet_api::deviceplugin::KUBELET_SOCKET;
+use gpu_migrate_kubelet_api::lister::{self, ContainerDevices};
+use gpu_migrate_sim::device_manager::DeviceManager;
 
 use crate::decide::Millis;
-use gpu_migrate_kubelet_api::checkpoint::FILE_NAME;
-use gpu_migrate_kubelet_api::lister::ContainerDevices;
-
-/// One container's devices in the kubelet's book.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Row {
-    pub(super) pod: String,
-    pub(super) container: String,
-    pub(super) kind: ContainerKind,
-    pub(super) resource: &'static str,
-    pub(super) ids: BTreeSet<String>,
-    /// The plugin's answer: the cards to show.
-    pub(super) answer: BTreeSet<usize>,
-}
 
 #[derive(Debug)]
 pub(in super::super) struct Kubelet {
-    pub(super) rows: Vec<Row>,
-    pub(super) written: Vec<Row>,
+    pub(super) manager: DeviceManager,
     pub(super) ended: BTreeSet<String>,
-    /// Its book on disk is spoilt until it is written again.
-    pub(super) spoilt: bool,
-    /// Grows with every change of its book on disk.
+    /// Its checkpoint on disk is cut short until it is written again.
+    pub(super) truncated: bool,
+    /// Grows with every change of its checkpoint on disk.
     version: u64,
     disk: Vec<u8>,
     /// The device plugin folder, for agents that read files.
@@ -40,10 +28,9 @@ pub(in super::super) struct Kubelet {
 impl Kubelet {
     pub(super) fn new() -> Self {
         let mut kubelet = Self {
-            rows: Vec::new(),
-            written: Vec::new(),
+            manager: DeviceManager::default(),
             ended: BTreeSet::new(),
-            spoilt: false,
+            truncated: false,
             version: 0,
             disk: Vec::new(),
             folder: None,
@@ -59,8 +46,8 @@ impl Kubelet {
         self.stamp_socket(0);
     }
 
-    /// What is on disk.
-    pub(in super::super) fn book(&self) -> &[u8] {
+    /// The checkpoint on disk.
+    pub(in super::super) fn checkpoint(&self) -> &[u8] {
         &self.disk
     }
 
@@ -68,34 +55,29 @@ impl Kubelet {
         self.version
     }
 
-    pub(in super::super) const fn is_spoilt(&self) -> bool {
-        self.spoilt
+    pub(in super::super) const fn is_truncated(&self) -> bool {
+        self.truncated
     }
 
     pub(super) fn write(&mut self) {
-        self.written.clone_from(&self.rows);
-        self.spoilt = false;
-        let rows: Vec<_> = self
-            .written
-            .iter()
-            .map(|r| {
-                serde_json::json!({"PodUID": r.pod, "ContainerName": r.container, "ResourceName": r.resource,
-                "DeviceIDs": {"-1": r.ids}, "AllocResp": ""})
-            })
-            .collect();
-        let book =
-            serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 0});
-        self.disk = book.to_string().into_bytes();
+        self.truncated = false;
+        self.disk = self.manager.checkpoint();
         self.version += 1;
         self.store();
     }
 
-    /// Something cuts the book on disk short.
-    pub(super) fn spoil(&mut self) {
-        self.spoilt = true;
+    /// Something cuts the checkpoint on disk short.
+    pub(super) fn truncate(&mut self) {
+        self.truncated = true;
         self.disk.truncate(self.disk.len() / 2);
         self.version += 1;
         self.store();
+    }
+
+    /// A new process starts from the disk.
+    pub(super) fn restart(&mut self, at: Millis) {
+        self.manager = DeviceManager::restore(&self.disk);
+        self.stamp_socket(at);
     }
 
     fn store(&self) {
@@ -106,27 +88,17 @@ impl Kubelet {
         std::fs::rename(&beside, folder.join(FILE_NAME)).unwrap();
     }
 
-    /// It started at this moment.
-    pub(super) fn stamp_socket(&self, at: Millis) {
+    fn stamp_socket(&self, at: Millis) {
         let Some(folder) = &self.folder else { return };
-        let socket = folder.join("kubelet.sock");
+        let socket = folder.join(KUBELET_SOCKET);
         File::create(&socket).unwrap();
         stamp(&socket, at);
     }
 
-    /// What pod-resources says.
+    /// What pod-resources lists.
     pub(in super::super) fn list(&self) -> Vec<ContainerDevices> {
-        let mut rows: BTreeMap<(&str, &str), ContainerDevices> = BTreeMap::new();
-        for row in self.rows.iter().filter(|r| !self.ended.contains(&r.pod)) {
-            let entry = rows.entry((&row.pod, &row.container)).or_insert_with(|| ContainerDevices {
-                namespace: "n".into(),
-                pod: row.pod.clone(),
-                container: row.container.clone(),
-                devices: BTreeMap::new(),
-            });
-            entry.devices.insert(row.resource.to_owned(), row.ids.iter().cloned().collect());
-        }
-        rows.into_values().collect()
+        let name = |uid: &str| (!self.ended.contains(uid)).then(|| ("n".to_owned(), uid.to_owned()));
+        lister::rows(self.manager.pod_resources(name))
     }
 }
 

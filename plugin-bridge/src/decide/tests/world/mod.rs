@@ -1,7 +1,7 @@
 //! The world around the agent: what is really on the cards, and everyone's possibly outdated idea of it.
 //!
 //! Narrower than reality, on purpose: the agent reads every version of the kubelet's book before the next one replaces it or
-//! something spoils it ([`World::write_book`]), and it is not killed while containers run that the kubelet has forgotten
+//! something spoils it ([`World::write_checkpoint`]), and it is not killed while containers run that the kubelet has forgotten
 //! ([`World::restart_agent`]).
 
 mod admit;
@@ -14,12 +14,13 @@ use std::sync::Arc;
 use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
 use gpu_migrate_model::card::Health;
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
+use gpu_migrate_sim::device_manager::Device;
 use parking_lot::Mutex;
 
 pub(super) use self::admit::Fault;
 pub(super) use self::kubelet::Kubelet;
 use self::truth::Given;
-use super::agent::Agent;
+use super::agent::{Agent, Mutant};
 use crate::decide::{ContainerView, PodPhase, PodView};
 
 pub(super) const CARDS: usize = 3;
@@ -58,7 +59,6 @@ pub(super) struct World<A> {
     // The kubelet.
     kubelet: Arc<Mutex<Kubelet>>,
     waiting: VecDeque<String>,
-    seen: BTreeMap<&'static str, BTreeMap<String, bool>>,
     /// Pods that run and that it does not know of any more.
     forgotten: BTreeSet<String>,
     /// When it started anew, until the agent notices.
@@ -72,18 +72,17 @@ pub(super) struct World<A> {
 }
 
 impl<A: Agent> World<A> {
-    pub(super) fn new(broken: bool) -> Self {
+    pub(super) fn new(mutant: Option<Mutant>) -> Self {
         let kubelet = Arc::new(Mutex::new(Kubelet::new()));
         let api = Arc::new(Mutex::new(Api::default()));
         let around = Around { kubelet: kubelet.clone(), api: api.clone() };
         let mut world = Self {
-            agent: A::start(around, broken),
+            agent: A::start(around, mutant),
             next: 0,
             api,
             news: VecDeque::new(),
             kubelet,
             waiting: VecDeque::new(),
-            seen: BTreeMap::new(),
             forgotten: BTreeSet::new(),
             unnoticed: None,
             admitted: Vec::new(),
@@ -198,15 +197,15 @@ impl<A: Agent> World<A> {
     }
 
     /// The kubelet writes its book. The agent has read the version before: a watch tells it of each.
-    fn write_book(&mut self) {
+    fn write_checkpoint(&mut self) {
         self.agent.read_checkpoint();
         self.kubelet.lock().write();
     }
 
     /// Something cuts the book on disk short; not within the milliseconds before the agent has read it.
-    pub(super) fn spoil_book(&mut self) {
+    pub(super) fn truncate_checkpoint(&mut self) {
         self.agent.read_checkpoint();
-        self.kubelet.lock().spoil();
+        self.kubelet.lock().truncate();
         self.agent.read_checkpoint();
     }
 
@@ -258,7 +257,52 @@ impl<A: Agent> World<A> {
         self.agent.nvidia_returns();
     }
 
-    // ---- lives and deaths ----
+    // ---- recovery ----
+
+    /// Ends all pods and repairs everything; then a pod of each kind must be admitted and start.
+    pub(super) fn admits_after_recovery(&mut self) -> Result<(), String> {
+        self.api.lock().away = false;
+        self.waiting.clear();
+        self.notice();
+        while !self.running.is_empty() || !self.admitted.is_empty() {
+            self.pass_time(10_000);
+            self.delete(0);
+        }
+        let pods: Vec<String> = self.api.lock().pods.keys().cloned().collect();
+        for uid in pods {
+            self.kubelet.lock().ended.insert(uid.clone());
+            self.api.lock().pods.remove(&uid);
+        }
+        self.cordon(0);
+        (0..CARDS).for_each(|card| self.set_health(card, true));
+        self.tell_upstream();
+        self.relist();
+        {
+            let Kubelet { manager, ended, .. } = &mut *self.kubelet.lock();
+            manager.begin(|uid| !ended.contains(uid));
+        }
+        self.write_checkpoint();
+        self.read_checkpoint();
+        for _ in 0..3 {
+            self.ask();
+            self.pass_time(100_000);
+        }
+        self.kubelet_hears_all();
+        for demand in [share(25, 1), Demand { legacy: 1, ..Demand::NONE }] {
+            self.bind(&[(ContainerKind::App, demand)], None);
+            self.hear(usize::MAX);
+            // With a preference, and with an API server that answers.
+            self.admit(true, Fault::None, 0, 0x501);
+            let uid = format!("pod-{}", self.next);
+            if !self.running.iter().any(|given| given.pod == uid) {
+                return Err(format!("a pod that asks for {demand:?} of an empty node is not admitted"));
+            }
+            self.kubelet_hears_all();
+        }
+        Ok(())
+    }
+
+    // ---- processes ----
 
     /// The agent is killed and starts anew from the disk.
     ///
@@ -280,22 +324,17 @@ impl<A: Agent> World<A> {
     ///
     /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
     pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
-        let spoilt = self.kubelet.lock().spoilt;
-        if spoilt && !self.agent.tell(|books, _| books.is_ready()) {
+        let truncated = self.kubelet.lock().truncated;
+        if truncated && !self.agent.tell(|books, _| books.is_ready()) {
             return;
         }
         self.agent.tick();
-        if spoilt {
+        if truncated {
             self.forgotten = self.running.iter().map(|g| g.pod.clone()).collect();
             let forgotten: BTreeSet<String> = self.admitted.drain(..).map(|g| g.pod).collect();
             self.waiting.extend(forgotten);
         }
-        {
-            let kubelet = &mut *self.kubelet.lock();
-            kubelet.rows = if spoilt { Vec::new() } else { kubelet.written.clone() };
-            kubelet.stamp_socket(self.agent.now());
-        }
-        self.seen.clear();
+        self.kubelet.lock().restart(self.agent.now());
         self.agent.hang_up();
         self.unnoticed = Some(self.agent.now());
         if !noticed_late {
@@ -318,10 +357,11 @@ impl<A: Agent> World<A> {
         let resource = [GPU, CORE, MEMORY][which % 3];
         if which >= 3 {
             // It writes its book for every list, whatever it is in the middle of.
-            self.write_book();
+            self.write_checkpoint();
         }
         if let Some(list) = self.agent.list(resource) {
-            self.seen.insert(resource, list);
+            let device = |(id, healthy)| (id, Device { healthy, ..Device::default() });
+            self.kubelet.lock().manager.set_devices(resource, list.into_iter().map(device).collect());
         }
     }
 

@@ -1,12 +1,14 @@
-//! What is really on the cards, and what must be true of it.
+//! What is really on the cards, and the judgement of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::units::CardIndex;
+use gpu_migrate_sim::judge;
 
 use super::super::agent::Agent;
+use super::admit::visible;
 use super::{BLOCKS, CARDS, CORE, MEMORY, World};
 
 /// What a container was really given.
@@ -43,13 +45,32 @@ impl Given {
 }
 
 impl<A: Agent> World<A> {
-    /// I1 and I2 of what is really on the cards; I3 of the books against it.
+    /// What every container has and sees, and which pods wait or have ended: without names of ours and without times.
+    pub(in super::super) fn course(&self) -> String {
+        let kubelet = self.kubelet.lock();
+        let mut lines: Vec<String> = Vec::new();
+        for (started, given) in
+            self.running.iter().map(|g| (true, g)).chain(self.admitted.iter().map(|g| (false, g)))
+        {
+            lines.push(format!("{} {} {started} {:?}", given.pod, given.container, given.cards));
+        }
+        for row in kubelet.manager.rows() {
+            let ids: BTreeSet<&String> = row.ids.keys().collect();
+            let (pod, container, resource) = (&row.pod, &row.container, &row.resource);
+            lines.push(format!("{pod} {container} {resource} {ids:?} {:?}", visible(&row.answer)));
+        }
+        lines.sort_unstable();
+        lines.push(format!("{:?} {:?}", self.waiting, kubelet.ended));
+        lines.join("\n")
+    }
+
+    /// I1 and I2 of what is really on the cards; I3 of the ledger against it.
     pub(in super::super) fn check(&mut self) -> Result<(), String> {
         self.let_end();
-        self.agent.tell(|books, _| {
+        self.agent.tell(|state, _| {
             for card in 0..CARDS {
-                let free = books.ledger().state(CardIndex::from(card)) == CardState::Free;
-                self.check_card(card, books.is_ready() && free)?;
+                let free = state.ledger().state(CardIndex::from(card)) == CardState::Free;
+                self.check_card(card, state.is_ready() && free)?;
             }
             Ok::<_, String>(())
         })?;
@@ -68,38 +89,21 @@ impl<A: Agent> World<A> {
         let ended = |g: &Given| g.kind == ContainerKind::Init && self.lingering.contains_key(&g.pod);
         let here: Vec<&Given> =
             self.running.iter().filter(|g| g.cards.contains_key(&card) && !ended(g)).collect();
-        let legacy: BTreeSet<&String> = here.iter().filter(|g| g.legacy()).map(|g| &g.pod).collect();
-        let shared: BTreeSet<&String> = here.iter().filter(|g| !g.legacy()).map(|g| &g.pod).collect();
-        if legacy.len() > 1 || (!legacy.is_empty() && !shared.is_empty()) {
-            return Err(format!("I1: card {card} is used by legacy {legacy:?} and shared {shared:?}"));
-        }
-        let (cores, blocks) =
-            shared.iter().map(|pod| footprint(&here, pod, card)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        if cores > 100 || blocks > BLOCKS {
-            return Err(format!(
-                "I2: card {card} has {cores} cores and {blocks} blocks in use by {shared:?}"
-            ));
-        }
+        let used = |g: &&Given| judge::Use {
+            pod: g.pod.clone(),
+            container: g.container.clone(),
+            is_init: g.kind == ContainerKind::Init,
+            share: (!g.legacy()).then(|| (g.cards[&card].0 as usize, g.cards[&card].1 as usize)),
+        };
+        let uses: Vec<judge::Use> = here.iter().map(used).collect();
+        let name = card.to_string();
+        judge::card(&name, BLOCKS as usize, &uses).map_err(|violation| violation.to_string())?;
         let settled = here.iter().any(|g| !self.lingering.contains_key(&g.pod));
         // What the kubelet has written and the agent not read yet is read before anything is decided.
-        let up_to_date = self.kubelet.lock().spoilt || self.agent.is_up_to_date();
+        let up_to_date = self.kubelet.lock().truncated || self.agent.is_up_to_date();
         if free && settled && up_to_date {
-            return Err(format!("I3: card {card} is free in the books but used by {legacy:?} {shared:?}"));
+            judge::free(&name, &uses).map_err(|violation| violation.to_string())?;
         }
         Ok(())
     }
-}
-
-/// What a pod takes of a card: the larger of its init containers' and its running containers' part.
-fn footprint(here: &[&Given], pod: &str, card: usize) -> (u32, u32) {
-    let (mut init, mut run) = ((0, 0), (0, 0));
-    for given in here.iter().filter(|g| g.pod == pod) {
-        let (cores, blocks) = given.cards[&card];
-        if given.kind == ContainerKind::Init {
-            init = (cores.max(init.0), blocks.max(init.1));
-        } else {
-            run = (run.0 + cores, run.1 + blocks);
-        }
-    }
-    (init.0.max(run.0), init.1.max(run.1))
 }

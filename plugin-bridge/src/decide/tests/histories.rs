@@ -2,7 +2,7 @@
 
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 
-use super::machine::{Step, live};
+use super::machine::{Step, run};
 use super::world::{Fault, share};
 
 #[test]
@@ -27,7 +27,7 @@ fn a_pod_deleted_with_force_keeps_its_cards_while_it_ends() {
         Step::DeleteWithForce(0),
         admit(13_689_454_767_575_737_854),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -46,10 +46,10 @@ fn a_half_left_behind_does_not_part_the_next_container() {
         admit(false, 391_934_497_800_489),
         Step::End(0),
         Step::Relist,
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         admit(true, 12_834_574_303_476_345),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_device_promised_twice_stays_with_the_other_promise() {
         reserved: None,
     };
     let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
-    live(&[
+    run(&[
         bind(&[legacy(init, 1), legacy(app, 2)]),
         admit(false, Fault::None, 0, 6171894363430280776),
         Step::End(0),
@@ -85,7 +85,7 @@ fn a_promise_of_an_earlier_life_that_is_asked_for_again_is_a_half() {
     };
     let admit = |core_first, fault, at, shuffle| Step::Admit { core_first, fault, at, shuffle };
     let two = [(init, share(10, 1)), (app, share(10, 1))];
-    live(&[
+    run(&[
         Step::Cordon(3),
         bind(&[legacy(init, 2), legacy(app, 1)]),
         bind(&[(app, share(50, 2))]),
@@ -118,7 +118,7 @@ fn a_deviation_of_an_ended_pod_is_not_the_next_ones() {
         admit(58_092_910_745_780_588),
         Step::RestartAgent,
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -129,13 +129,13 @@ fn a_kubelet_without_its_book_hands_nothing_on() {
     let steps = [
         bind(&[legacy(ContainerKind::Init, 2), legacy(ContainerKind::App, 1)]),
         admit(),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         Step::RestartKubelet { noticed_late: false },
         Step::Hear(1),
         bind(&[legacy(ContainerKind::App, 1)]),
         admit(),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_promise_that_a_spoilt_book_may_have_named_outlives_the_kubelet() {
     let steps = [
         bind(legacy),
         admit(2_302_755_381_981_336_333),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         Step::DeleteWithForce(0),
         bind(share(25, 1)),
         bind(legacy),
@@ -154,7 +154,7 @@ fn a_promise_that_a_spoilt_book_may_have_named_outlives_the_kubelet() {
         Step::RestartKubelet { noticed_late: false },
         admit(0),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 fn bind(demand: Demand) -> Step {
@@ -184,7 +184,7 @@ fn a_half_on_two_cards_does_not_widen_the_next_container() {
         bind(share(50, 2)),
         nobody_knows(true),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_container_stays_whole_when_the_agent_dies_between_its_halves() {
                     admit(Fault::AgentDiesAfterAnswering, at),
                     Step::Start,
                 ];
-                live(&steps).unwrap();
+                run(&steps).unwrap();
             }
         }
     }
@@ -231,7 +231,7 @@ fn a_container_stays_whole_when_only_half_of_it_was_written() {
                 admit(core_first, Fault::None, 0),
                 Step::Start,
             ];
-            live(&steps).unwrap();
+            run(&steps).unwrap();
         }
     }
 }
@@ -248,7 +248,7 @@ fn what_a_kubelet_promised_before_it_was_noticed_is_not_forgotten() {
         Step::Notice,
         Step::Start,
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn lists_alone_open_the_books_only_after_what_they_do_not_show_has_ended() {
         Step::Bind { containers: two, reserved: Some(2) },
         Step::Hear(1),
         admit(837_921_569_270_895_081),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         bind(legacy(1)),
         Step::RestartAgent,
         Step::DeleteWithForce(0),
@@ -268,7 +268,7 @@ fn lists_alone_open_the_books_only_after_what_they_do_not_show_has_ended() {
         Step::RestartKubelet { noticed_late: false },
         admit(9_222_854_554_668_917_132),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_deviation_keeps_its_name_over_two_lives() {
         admit(0),
         Step::RestartAgent,
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -309,11 +309,11 @@ fn a_row_is_about_the_latest_promise_of_its_devices() {
         two(ContainerKind::Init, share(50, 1)),
         Step::RestartAgent,
         admit(true, Fault::KubeletDies, 2, 6_222_674_064_235_587_237),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         admit(false, Fault::None, 0, 3_319_919_538_634_873_765),
         Step::RestartKubelet { noticed_late: false },
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn a_life_that_began_without_the_book_waits_for_what_the_next_one_omits() {
         bind(share(25, 1)),
         admit(1_152_820_421_115_284_465),
         bind(share(25, 1)),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         bind(share(25, 1)),
         bind(share(100, 4)),
         Step::RestartAgent,
@@ -335,7 +335,7 @@ fn a_life_that_began_without_the_book_waits_for_what_the_next_one_omits() {
         Step::RestartKubelet { noticed_late: false },
         admit(2_099_341_409_385_481_216),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn what_an_earlier_life_gave_to_a_known_pod_is_no_answer_for_the_next() {
         admit(0),
         Step::RestartKubelet { noticed_late: false },
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -370,12 +370,12 @@ fn a_deviation_that_nobody_took_up_is_not_its_successors() {
         admit(1_802_359_183_200_049_589),
         Step::End(0),
         Step::Hear(3),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         bind(legacy(1)),
         admit(7_490_712_762_430_927_221),
         Step::RestartAgent,
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn an_init_container_with_the_devices_of_its_successor_is_looked_at_too() {
         admit(Fault::None, 975_522_748_639_360_389),
         admit(Fault::None, 16_359_875_411_776_659_469),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn what_an_earlier_life_knew_to_be_anothers_is_not_confirmed_by_a_list() {
         Step::Ask,
         Step::RestartAgent,
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn a_promise_that_nobody_took_up_is_not_confirmed_beside_the_one_that_was() {
     let steps = [
         bind(vec![legacy(ContainerKind::Init, 2), legacy(ContainerKind::App, 1)]),
         admit(Fault::AgentDiesAfterWriting, 1),
-        Step::SpoilBook,
+        Step::TruncateCheckpoint,
         Step::Hear(1),
         Step::Ask,
         bind(vec![legacy(ContainerKind::App, 1)]),
@@ -440,5 +440,5 @@ fn a_promise_that_nobody_took_up_is_not_confirmed_beside_the_one_that_was() {
         Step::Ask,
         Step::StartAndDie(0),
     ];
-    live(&steps).unwrap();
+    run(&steps).unwrap();
 }

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Agent, Trouble, cards_of, fresh, uuid};
+use super::{Agent, Mutant, Trouble, cards_of, fresh, uuid};
 use crate::decide::tests::world::{Around, CARDS, GPU};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
 use crate::deviations::DeviationFile;
 use crate::platform::WriteStep;
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
-pub(in super::super) struct Pure {
+pub(in super::super) struct Decisions {
     around: Around,
-    broken: bool,
+    mutant: Option<Mutant>,
     state: parking_lot::Mutex<NodeState>,
     now: Millis,
     /// The version of the kubelet's book that it read.
@@ -26,12 +26,12 @@ struct Answer {
     again: bool,
 }
 
-impl Pure {
+impl Decisions {
     fn take_book(&mut self) {
         let kubelet = self.around.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
-        match Checkpoint::parse(kubelet.book()) {
-            Ok(_) if kubelet.is_spoilt() => panic!("half a book was read as a whole one"),
+        match Checkpoint::parse(kubelet.checkpoint()) {
+            Ok(_) if kubelet.is_truncated() => panic!("half a book was read as a whole one"),
             Ok(book) if self.read == version => state.ingest_unchanged_checkpoint(&book, now),
             Ok(book) => {
                 state.ingest_checkpoint(&book, now);
@@ -76,18 +76,18 @@ impl Pure {
     }
 }
 
-impl Agent for Pure {
-    fn start(around: Around, broken: bool) -> Self {
+impl Agent for Decisions {
+    fn start(around: Around, mutant: Option<Mutant>) -> Self {
         let well = vec![true; CARDS];
-        let state = parking_lot::Mutex::new(fresh(broken, &well));
+        let state = parking_lot::Mutex::new(fresh(mutant, &well));
         let deviations = DeviationFile::default();
-        let mut agent = Self { around, broken, state, now: 1, read: None, deviations, well };
+        let mut agent = Self { around, mutant, state, now: 1, read: None, deviations, well };
         agent.nvidia_returns();
         agent
     }
 
     fn restart(&mut self) {
-        *self.state.get_mut() = fresh(self.broken, &self.well);
+        *self.state.get_mut() = fresh(self.mutant, &self.well);
         self.read = None;
         self.state.get_mut().restore_deviations(self.deviations.data.entries.clone());
         self.tick();
@@ -123,7 +123,7 @@ impl Agent for Pure {
     }
 
     fn notice_kubelet(&mut self, at: Millis) {
-        let whole = !self.around.kubelet.lock().is_spoilt();
+        let whole = !self.around.kubelet.lock().is_truncated();
         self.state.get_mut().observe_kubelet_start(whole, at);
         self.take_book();
     }
@@ -188,6 +188,9 @@ impl Agent for Pure {
         self.read_checkpoint();
         let kind = self.state.get_mut().resource(resource);
         self.look_for(&kind, ids.len());
+        if matches!(self.mutant, Some(Mutant::Refuses)) {
+            return None;
+        }
         let answer = self.decide(resource, &ids)?;
         let fails = match trouble {
             Trouble::NvidiaRefuses | Trouble::NvidiaHangs => resource == GPU,
