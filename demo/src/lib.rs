@@ -56,10 +56,10 @@ pub struct DemoArgs {
 /// # Errors
 /// A script that cannot be read, a step that did not come to pass, a part that ended.
 pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
-    // Exhaustive, so that a flag that nobody reads does not compile.
+    // Exhaustive, so that a flag that is not read does not compile.
     let DemoArgs { fast, script, keep, port, fault } = args;
     let script = Script::load(script.as_deref())?;
-    // Somebody else's provider, installed before, is as good.
+    // A provider that was installed before is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let folder = tempfile::Builder::new().prefix("gpu-migrate-").tempdir().context("a temporary folder")?;
     log_to(&folder.path().join("demo.log"));
@@ -126,7 +126,7 @@ fn log_to(path: &std::path::Path) {
         .try_init();
 }
 
-/// Whoever tells the story.
+/// Runs the steps of the story.
 struct Teller {
     stage: Stage,
     screen: Screen,

@@ -70,7 +70,7 @@ pub enum Step {
     },
     /// Note how many cards are held now: "before", for the closing table.
     Before,
-    /// The kubelet of a node starts anew: all sockets of plugins are gone.
+    /// The kubelet of a node restarts: all sockets of plugins are gone.
     RestartKubelet {
         /// The node.
         node: String,
@@ -80,12 +80,12 @@ pub enum Step {
         /// The node.
         node: String,
     },
-    /// The node agent is killed, and finds an old copy of the kubelet's book when it is back.
+    /// The node agent is killed, and finds an old copy of the kubelet checkpoint when it is back.
     StaleCheckpoint {
         /// The node.
         node: String,
     },
-    /// Keep a copy of the kubelet's book, for later.
+    /// Keep a copy of the kubelet checkpoint, for later.
     CopyCheckpoint {
         /// The node.
         node: String,

@@ -161,7 +161,7 @@ impl Drop for Stage {
 }
 
 impl StageNode {
-    /// Kills the agent and starts it anew.
+    /// Kills the agent and restarts it.
     pub(super) async fn crash_agent(&mut self, away: Duration) -> anyhow::Result<()> {
         self.agent = None;
         tokio::time::sleep(away).await;
@@ -169,14 +169,14 @@ impl StageNode {
         Ok(())
     }
 
-    /// Keeps a copy of the kubelet's book.
+    /// Keeps a copy of the kubelet checkpoint.
     pub(super) fn copy_checkpoint(&mut self) -> anyhow::Result<()> {
         let book = self.book();
         self.kept_book = Some(std::fs::read(&book).with_context(|| book.display().to_string())?);
         Ok(())
     }
 
-    /// Kills the agent, puts the kept copy in the place of the kubelet's book, and starts the agent.
+    /// Kills the agent, puts the kept copy in place of the kubelet checkpoint, and starts the agent.
     pub(super) async fn stale_checkpoint(&mut self, away: Duration) -> anyhow::Result<()> {
         let old =
             self.kept_book.clone().context("staleCheckpoint: no copyCheckpoint of this node came before")?;

@@ -1,7 +1,7 @@
-//! What the node waits for: Allocate and GetPreferredAllocation of both plugins, and reading the kubelet's book.
+//! What the node waits for: Allocate and GetPreferredAllocation of both plugins, and reading the kubelet checkpoint.
 //!
 //! `cargo bench -p gpu-migrate-plugin-bridge`. Eight cards of 80 GiB: 800 + 2,560 IDs. Allocates include everything but the socket: the
-//! look at the book's stamp, the decision, the books, the answer. As baselines of the same run: parsing the same bytes into
+//! stamp of the checkpoint, the decision, the state, the answer. As baselines of the same run: parsing the same bytes into
 //! `serde_json::Value`, and a bare `stat`.
 
 use std::hint::black_box;
@@ -35,7 +35,7 @@ fn cards() -> Vec<Card> {
     (0..8).map(|minor| Card { uuid: uuid(minor), minor, memory_mib: 81920, ..Card::default() }).collect()
 }
 
-/// 100 shared pods of 8 cores and 24 blocks in the kubelet's book.
+/// 100 shared pods of 8 cores and 24 blocks in the kubelet checkpoint.
 fn book() -> Vec<u8> {
     let rows: Vec<_> = (0..100_u32)
         .flat_map(|pod| {

@@ -76,15 +76,17 @@ pub struct Choice {
     pub size: usize,
     /// All candidates, those of `must_include` among them.
     pub available: BTreeSet<String>,
-    /// Those of the pod's init containers.
+    /// Those of the pod's init containers, where they are fewer than `size`.
     pub must_include: BTreeSet<String>,
+    /// The candidates are devices of the pod's init containers alone.
+    reuses: bool,
 }
 
 impl Choice {
     /// Whether there is a choice, and so a call of GetPreferredAllocation.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.must_include.len() < self.size && self.available.len() > self.size
+        !self.reuses && self.available.len() > self.size
     }
 
     /// The devices: those that must be in, then the preferred ones, then from the rest in the order of `arrange`.
@@ -100,7 +102,9 @@ impl Choice {
             }
         }
         let mut rest: Vec<String> = self.available.into_iter().filter(|id| !chosen.contains(id)).collect();
-        arrange(&mut rest);
+        if !self.reuses {
+            arrange(&mut rest);
+        }
         rest.truncate(self.size - chosen.len());
         chosen.extend(rest);
         chosen
@@ -182,17 +186,20 @@ impl DeviceManager {
         }
         let listed =
             self.devices.get(resource).ok_or_else(|| DeviceError::Unregistered(resource.to_owned()))?;
+        let reusable = self.reusable.get(resource).cloned().unwrap_or_default();
+        if reusable.len() >= size {
+            let must_include = BTreeSet::new();
+            return Ok(Request::Choose(Choice { size, available: reusable, must_include, reuses: true }));
+        }
         let of_resource = self.rows.iter().filter(|row| row.resource == resource);
         let held: BTreeSet<&String> = of_resource.flat_map(|row| row.ids.keys()).collect();
         let free: BTreeSet<String> = healthy(listed).into_iter().filter(|id| !held.contains(id)).collect();
-        let must_include: BTreeSet<String> =
-            self.reusable.get(resource).into_iter().flatten().take(size).cloned().collect();
-        let wanted = size - must_include.len();
+        let wanted = size - reusable.len();
         if free.len() < wanted {
             return Err(DeviceError::TooFew { resource: resource.to_owned(), wanted, available: free.len() });
         }
-        let available = free.union(&must_include).cloned().collect();
-        Ok(Request::Choose(Choice { size, available, must_include }))
+        let available = free.union(&reusable).cloned().collect();
+        Ok(Request::Choose(Choice { size, available, must_include: reusable, reuses: false }))
     }
 
     /// The plugin has answered Allocate.

@@ -1,23 +1,23 @@
-//! The books alone, with as much around them as the services do.
+//! The decisions alone, with as much around them as the services do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, Mutant, Trouble, cards_of, fresh, uuid};
-use crate::decide::tests::world::{Around, CARDS, GPU};
+use crate::decide::tests::world::{CARDS, GPU, Surroundings};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
 use crate::deviations::DeviationFile;
 use crate::platform::WriteStep;
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
 pub(in super::super) struct Decisions {
-    around: Around,
+    surroundings: Surroundings,
     mutant: Option<Mutant>,
     state: parking_lot::Mutex<NodeState>,
     now: Millis,
-    /// The version of the kubelet's book that it read.
+    /// The version of the kubelet checkpoint that it read.
     read: Option<u64>,
     deviations: DeviationFile,
-    well: Vec<bool>,
+    healthy: Vec<bool>,
 }
 
 struct Answer {
@@ -28,7 +28,7 @@ struct Answer {
 
 impl Decisions {
     fn take_book(&mut self) {
-        let kubelet = self.around.kubelet.lock();
+        let kubelet = self.surroundings.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
         match Checkpoint::parse(kubelet.checkpoint()) {
             Ok(_) if kubelet.is_truncated() => panic!("half a book was read as a whole one"),
@@ -41,10 +41,10 @@ impl Decisions {
         }
     }
 
-    /// Looks for a pod that nobody has told of.
+    /// Looks for a pod that was not reported.
     fn look_for(&mut self, resource: &Resource, size: usize) {
         let Resource::Shared(shared) = *resource else { return };
-        let (state, api) = (self.state.get_mut(), self.around.api.lock());
+        let (state, api) = (self.state.get_mut(), self.surroundings.api.lock());
         if state.has_candidate(shared, size) || api.away {
             return;
         }
@@ -77,17 +77,17 @@ impl Decisions {
 }
 
 impl Agent for Decisions {
-    fn start(around: Around, mutant: Option<Mutant>) -> Self {
-        let well = vec![true; CARDS];
-        let state = parking_lot::Mutex::new(fresh(mutant, &well));
+    fn start(surroundings: Surroundings, mutant: Option<Mutant>) -> Self {
+        let healthy = vec![true; CARDS];
+        let state = parking_lot::Mutex::new(fresh(mutant, &healthy));
         let deviations = DeviationFile::default();
-        let mut agent = Self { around, mutant, state, now: 1, read: None, deviations, well };
+        let mut agent = Self { surroundings, mutant, state, now: 1, read: None, deviations, healthy };
         agent.nvidia_returns();
         agent
     }
 
     fn restart(&mut self) {
-        *self.state.get_mut() = fresh(self.mutant, &self.well);
+        *self.state.get_mut() = fresh(self.mutant, &self.healthy);
         self.read = None;
         self.state.get_mut().restore_deviations(self.deviations.data.entries.clone());
         self.tick();
@@ -108,7 +108,7 @@ impl Agent for Decisions {
         self.state.get_mut().reconcile(self.now);
     }
 
-    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
+    fn with_state<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
         what(&mut self.state.lock(), self.now)
     }
 
@@ -119,30 +119,33 @@ impl Agent for Decisions {
     }
 
     fn is_up_to_date(&self) -> bool {
-        self.read == Some(self.around.kubelet.lock().version())
+        self.read == Some(self.surroundings.kubelet.lock().version())
     }
 
     fn notice_kubelet(&mut self, at: Millis) {
-        let whole = !self.around.kubelet.lock().is_truncated();
+        let whole = !self.surroundings.kubelet.lock().is_truncated();
         self.state.get_mut().observe_kubelet_start(whole, at);
         self.take_book();
     }
 
-    fn ask(&mut self) {
+    fn list_pod_resources(&mut self) {
         self.now += 1;
-        let (asked, rows) = (self.now, self.around.kubelet.lock().list());
+        let (asked, rows) = (self.now, self.surroundings.kubelet.lock().list());
         self.now += 1;
         self.state.get_mut().observe_pod_resources(&rows, asked, self.now);
     }
 
-    fn set_well(&mut self, card: usize, well: bool) {
-        self.well[card] = well;
+    fn set_healthy(&mut self, card: usize, healthy: bool) {
+        self.healthy[card] = healthy;
     }
 
     fn nvidia_returns(&mut self) {
-        let devices = self.well.iter().enumerate();
-        let devices =
-            devices.map(|(n, well)| UpstreamDevice { id: uuid(n).into(), healthy: *well, numa: Vec::new() });
+        let devices = self.healthy.iter().enumerate();
+        let devices = devices.map(|(n, healthy)| UpstreamDevice {
+            id: uuid(n).into(),
+            healthy: *healthy,
+            numa: Vec::new(),
+        });
         self.state.get_mut().observe_upstream(GPU, Some(devices.collect()));
     }
 
@@ -160,7 +163,7 @@ impl Agent for Decisions {
         Some(list)
     }
 
-    fn hang_up(&mut self) {}
+    fn end_streams(&mut self) {}
 
     fn prefer(
         &mut self,
@@ -217,7 +220,7 @@ impl Agent for Decisions {
         let Resource::Shared(shared) = self.state.get_mut().resource(resource) else { return true };
         self.read_checkpoint();
         if self.state.get_mut().may_start(shared, &ids).is_err() {
-            self.ask();
+            self.list_pod_resources();
             if self.state.get_mut().may_start(shared, &ids).is_err() {
                 return false;
             }

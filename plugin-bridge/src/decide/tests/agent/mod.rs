@@ -1,4 +1,4 @@
-//! What answers for the agent in the [world](super::world): the books alone, or the services around them.
+//! What answers for the agent in the [world](super::world): the decisions alone, or the services around them.
 
 mod decisions;
 mod nvidia;
@@ -13,14 +13,14 @@ use gpu_migrate_model::units::CardIndex;
 
 pub(super) use self::decisions::Decisions;
 pub(super) use self::services::Services;
-use super::world::{Around, BLOCKS, CARDS};
+use super::world::{BLOCKS, CARDS, Surroundings};
 use crate::decide::{Millis, NodeState, Settings};
 
 /// A failure inside the agent or below it, while it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// It dies at this step of writing, or with its answer where it writes less. It is started anew after the call.
+    /// It dies at this step of writing, or with its answer where it writes less. It is restarted after the call.
     Dies(u8),
     /// The disk fails at this step of writing.
     DiskFails(u8),
@@ -39,8 +39,8 @@ pub(super) enum Mutant {
 /// The agent of one node, over all its processes.
 pub(super) trait Agent: Sized {
     /// The first process, with an empty disk.
-    fn start(around: Around, mutant: Option<Mutant>) -> Self;
-    /// Killed, and started anew from the disk.
+    fn start(surroundings: Surroundings, mutant: Option<Mutant>) -> Self;
+    /// Killed, and restarted from the disk.
     fn restart(&mut self);
     /// The world's clock, which passes while the agent waits.
     fn now(&self) -> Millis;
@@ -49,19 +49,19 @@ pub(super) trait Agent: Sized {
     /// Time passes, and the agent's own timers run.
     fn pass(&mut self, milliseconds: Millis);
 
-    /// What its watches hear, or what it knows.
-    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R;
-    /// It looks at the kubelet's book.
+    /// Changes or reads its state.
+    fn with_state<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R;
+    /// It reads the kubelet checkpoint.
     fn read_checkpoint(&mut self);
-    /// It has read the kubelet's book as it is on disk.
+    /// It has read the kubelet checkpoint as it is on disk.
     fn is_up_to_date(&self) -> bool;
-    /// It sees that the kubelet started anew at this moment.
+    /// It sees that the kubelet restarted at this moment.
     fn notice_kubelet(&mut self, at: Millis);
     /// It asks pod-resources.
-    fn ask(&mut self);
+    fn list_pod_resources(&mut self);
 
-    /// A card is well or not, to NVIDIA's plugin and to the inventory.
-    fn set_well(&mut self, card: usize, well: bool);
+    /// A card is healthy or not, to NVIDIA's plugin and to the inventory.
+    fn set_healthy(&mut self, card: usize, healthy: bool);
     /// NVIDIA's plugin is there, and sends its list.
     fn nvidia_returns(&mut self);
     /// NVIDIA's plugin ends.
@@ -70,7 +70,7 @@ pub(super) trait Agent: Sized {
     /// What the kubelet has on its stream of this resource; `None` where nothing came.
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>>;
     /// The kubelet's streams end.
-    fn hang_up(&mut self);
+    fn end_streams(&mut self);
     /// Answers GetPreferredAllocation.
     fn prefer(
         &mut self,
@@ -90,7 +90,7 @@ pub(super) trait Agent: Sized {
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
 }
 
-fn fresh(mutant: Option<Mutant>, well: &[bool]) -> NodeState {
+fn fresh(mutant: Option<Mutant>, healthy: &[bool]) -> NodeState {
     let card = |n: usize| Card {
         uuid: uuid(n),
         minor: n as u32,
@@ -98,7 +98,7 @@ fn fresh(mutant: Option<Mutant>, well: &[bool]) -> NodeState {
         ..Card::default()
     };
     let mut state = NodeState::new(Settings::default(), (0..CARDS).map(card).collect(), &topology());
-    for (card, _) in well.iter().enumerate().filter(|(_, well)| !**well) {
+    for (card, _) in healthy.iter().enumerate().filter(|(_, healthy)| !**healthy) {
         state.set_health(CardIndex::from(card), Health::Unhealthy);
     }
     match mutant {

@@ -32,7 +32,7 @@ impl Sockets for Socket {
 
 /// The inventory: it sees a card healthy as soon as it is.
 #[derive(Debug)]
-pub(super) struct Inventory(pub(super) Arc<Mutex<Vec<bool>>>, pub(super) super::services::LifeClock);
+pub(super) struct Inventory(pub(super) Arc<Mutex<Vec<bool>>>, pub(super) super::services::ProcessClock);
 
 impl HealthSource for Inventory {
     fn last_healthy_at(&self, card: CardIndex) -> Option<Millis> {

@@ -1,7 +1,7 @@
-//! The real services around the real books, with real files: only sockets are pipes, and time passes when nothing else can.
+//! The real services around the real decisions, with real files: only sockets are pipes, and time passes when nothing else can.
 //!
-//! Each life has a runtime of its own. To kill the agent is to drop that, wherever its tasks are; what it wrote by then is what
-//! the next life finds.
+//! Each process has a runtime of its own. To kill the agent is to drop that, wherever its tasks are; what it wrote by then is what
+//! the next process finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -22,7 +22,7 @@ use tonic::{Request, Status};
 use super::nvidia::{Inventory, Socket};
 use super::{Agent, Mutant, Trouble, cards_of, fresh, topology, uuid};
 use crate::cluster::pods::take_pending;
-use crate::decide::tests::world::{Api, Around, CARDS, CORE, GPU, Kubelet, MEMORY};
+use crate::decide::tests::world::{Api, CARDS, CORE, GPU, Kubelet, MEMORY, Surroundings};
 use crate::decide::{Millis, NodeState, PodPhase};
 use crate::isolation::NoIsolation;
 use crate::metrics::Metrics;
@@ -42,48 +42,48 @@ use gpu_migrate_kubelet_api::lister::{ContainerDevices, PodResourcesError};
 type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
 pub(in super::super) struct Services {
-    around: Around,
+    surroundings: Surroundings,
     mutant: Option<Mutant>,
     folder: tempfile::TempDir,
     disk: FailingDisk,
     socket: Socket,
-    well: Arc<Mutex<Vec<bool>>>,
-    life: Option<Life>,
-    /// The version of the kubelet's book that it read.
+    healthy: Arc<Mutex<Vec<bool>>>,
+    process: Option<Process>,
+    /// The version of the kubelet checkpoint that it read.
     read: Option<u64>,
 }
 
 /// From a start to a death. The runtime last: it is dropped last.
-struct Life {
+struct Process {
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
     cores: SharedPlugin,
     memory: SharedPlugin,
     legacy: LegacyPlugin,
     lists: BTreeMap<&'static str, ListStream>,
-    clock: LifeClock,
+    clock: ProcessClock,
     runtime: Runtime,
 }
 
 impl Services {
-    /// A new life from the disk, at this moment of the world.
+    /// A new process from the disk, at this moment of the world.
     fn begin(&mut self, at: Millis) {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let inside = runtime.enter();
-        let clock = LifeClock { at, born: Instant::now() };
+        let clock = ProcessClock { at, born: Instant::now() };
         let platform = Platform {
             clock: Box::new(clock),
             disk: Box::new(self.disk.clone()),
-            pod_resources: Box::new(KubeletApi(self.around.kubelet.clone())),
+            pod_resources: Box::new(KubeletApi(self.surroundings.kubelet.clone())),
             sockets: Box::new(self.socket.clone()),
         };
         let kubelet = self.folder.path().to_path_buf();
         let paths = Paths { state: kubelet.join("device-plugins/gpu-migrate"), kubelet };
-        let state = fresh(self.mutant, &self.well.lock());
+        let state = fresh(self.mutant, &self.healthy.lock());
         let node = Node::start_in(platform, paths, state, topology(), Metrics::default()).unwrap();
-        node.lookup.set(Box::new(ApiServer(self.around.api.clone()))).unwrap();
-        let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.well.clone(), clock)));
+        node.lookup.set(Box::new(ApiServer(self.surroundings.api.clone()))).unwrap();
+        let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.healthy.clone(), clock)));
         let config = Arc::new(AllocateConfig {
             style: AnswerStyle::default(),
             isolation: Arc::new(NoIsolation),
@@ -97,29 +97,29 @@ impl Services {
         let spreading = node.clone();
         runtime.spawn(async move { spreading.forward_changes().await });
         drop(inside);
-        self.life = Some(Life { node, upstreams, cores, memory, legacy, lists, clock, runtime });
+        self.process = Some(Process { node, upstreams, cores, memory, legacy, lists, clock, runtime });
         self.has_read();
         self.nvidia_returns();
     }
 
-    fn life(&self) -> &Life {
-        self.life.as_ref().unwrap()
+    fn process(&self) -> &Process {
+        self.process.as_ref().unwrap()
     }
 
-    /// It has looked at the book as it is on disk.
+    /// It has read the checkpoint as it is on disk.
     fn has_read(&mut self) {
-        let kubelet = self.around.kubelet.lock();
+        let kubelet = self.surroundings.kubelet.lock();
         if !kubelet.is_truncated() {
             self.read = Some(kubelet.version());
         }
     }
 
     fn is_registered(&self) -> bool {
-        self.life().upstreams.registered_resources().get(GPU) == Some(&true)
+        self.process().upstreams.registered_resources().get(GPU) == Some(&true)
     }
 }
 
-impl Life {
+impl Process {
     fn wait<T>(&self, what: impl Future<Output = T>) -> T {
         self.runtime.block_on(what)
     }
@@ -143,21 +143,21 @@ impl Life {
 }
 
 impl Agent for Services {
-    fn start(around: Around, mutant: Option<Mutant>) -> Self {
+    fn start(surroundings: Surroundings, mutant: Option<Mutant>) -> Self {
         let memory = Path::new("/dev/shm");
         let folder =
             if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
         let plugins = folder.path().join("device-plugins");
         std::fs::create_dir(&plugins).unwrap();
-        around.kubelet.lock().put_into(&plugins);
+        surroundings.kubelet.lock().put_into(&plugins);
         let mut agent = Self {
-            around,
+            surroundings,
             mutant,
             folder,
             disk: FailingDisk::default(),
             socket: Socket::default(),
-            well: Arc::new(Mutex::new(vec![true; CARDS])),
-            life: None,
+            healthy: Arc::new(Mutex::new(vec![true; CARDS])),
+            process: None,
             read: None,
         };
         agent.begin(1);
@@ -166,102 +166,102 @@ impl Agent for Services {
 
     fn restart(&mut self) {
         let at = self.now();
-        self.life = None;
+        self.process = None;
         self.read = None;
         self.begin(at);
     }
 
     fn now(&self) -> Millis {
-        let _inside = self.life().runtime.enter();
-        self.life().clock.of_world()
+        let _inside = self.process().runtime.enter();
+        self.process().clock.of_world()
     }
 
     fn tick(&mut self) {
-        self.life().settle();
+        self.process().settle();
     }
 
     fn pass(&mut self, milliseconds: Millis) {
-        self.life().pass(milliseconds);
-        self.tell(NodeState::reconcile);
+        self.process().pass(milliseconds);
+        self.with_state(NodeState::reconcile);
     }
 
-    fn tell<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
-        let _inside = self.life().runtime.enter();
-        self.life().node.with(what)
+    fn with_state<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R {
+        let _inside = self.process().runtime.enter();
+        self.process().node.with(what)
     }
 
     fn read_checkpoint(&mut self) {
         {
-            let _inside = self.life().runtime.enter();
-            self.life().node.read_checkpoint();
+            let _inside = self.process().runtime.enter();
+            self.process().node.read_checkpoint();
         }
         self.has_read();
     }
 
     fn is_up_to_date(&self) -> bool {
-        self.read == Some(self.around.kubelet.lock().version())
+        self.read == Some(self.surroundings.kubelet.lock().version())
     }
 
     fn notice_kubelet(&mut self, _: Millis) {
         {
-            let _inside = self.life().runtime.enter();
-            self.life().node.kubelet_started();
+            let _inside = self.process().runtime.enter();
+            self.process().node.kubelet_started();
         }
         self.has_read();
     }
 
-    fn ask(&mut self) {
-        let life = self.life();
-        life.settle();
+    fn list_pod_resources(&mut self) {
+        let process = self.process();
+        process.settle();
         // As the comparison of sources does, whenever it has a list.
-        life.wait(async {
-            life.node.list_pod_resources().await.unwrap();
-            life.node.write_deviations().unwrap();
+        process.wait(async {
+            process.node.list_pod_resources().await.unwrap();
+            process.node.write_deviations().unwrap();
         });
-        life.settle();
+        process.settle();
     }
 
-    fn set_well(&mut self, card: usize, well: bool) {
-        self.well.lock()[card] = well;
+    fn set_healthy(&mut self, card: usize, healthy: bool) {
+        self.healthy.lock()[card] = healthy;
     }
 
     fn nvidia_returns(&mut self) {
-        let well = self.well.lock().clone();
+        let healthy = self.healthy.lock().clone();
         let served = self.socket.0.lock().clone();
         match served {
             Some(plugin) if self.is_registered() => {
-                plugin.report(well);
+                plugin.report(healthy);
             }
             _ => {
                 let cards = (0..CARDS).map(uuid).collect();
-                *self.socket.0.lock() = Some(NvidiaPlugin::with_health(cards, well, None));
-                let _inside = self.life().runtime.enter();
-                self.life().upstreams.register(nvidia::registration(nvidia::SOCKET)).unwrap();
+                *self.socket.0.lock() = Some(NvidiaPlugin::with_health(cards, healthy, None));
+                let _inside = self.process().runtime.enter();
+                self.process().upstreams.register(nvidia::registration(nvidia::SOCKET)).unwrap();
             }
         }
-        self.life().settle();
+        self.process().settle();
     }
 
     fn nvidia_goes(&mut self) {
         *self.socket.0.lock() = None;
-        self.life().settle();
+        self.process().settle();
     }
 
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>> {
-        let life = self.life.as_mut().unwrap();
-        life.settle();
-        let last = life.runtime.block_on(async {
-            if !life.lists.contains_key(resource) {
+        let process = self.process.as_mut().unwrap();
+        process.settle();
+        let last = process.runtime.block_on(async {
+            if !process.lists.contains_key(resource) {
                 let empty = || Request::new(Empty {});
                 let stream: ListStream = match resource {
-                    CORE => life.cores.list_and_watch(empty()).await.unwrap().into_inner(),
-                    MEMORY => life.memory.list_and_watch(empty()).await.unwrap().into_inner(),
-                    _ => life.legacy.list_and_watch(empty()).await.unwrap().into_inner(),
+                    CORE => process.cores.list_and_watch(empty()).await.unwrap().into_inner(),
+                    MEMORY => process.memory.list_and_watch(empty()).await.unwrap().into_inner(),
+                    _ => process.legacy.list_and_watch(empty()).await.unwrap().into_inner(),
                 };
-                life.lists.insert(resource, stream);
+                process.lists.insert(resource, stream);
                 tokio::task::yield_now().await;
             }
-            let stream = life.lists.get_mut(resource).unwrap();
+            let stream = process.lists.get_mut(resource).unwrap();
             let mut last = None;
             while let std::task::Poll::Ready(Some(list)) = futures::poll!(stream.next()) {
                 last = Some(list.unwrap());
@@ -272,9 +272,9 @@ impl Agent for Services {
         last.map(|list| list.devices().unwrap().into_iter().map(|d| (d.id, d.health == HEALTHY)).collect())
     }
 
-    fn hang_up(&mut self) {
-        self.life.as_mut().unwrap().lists.clear();
-        self.life().settle();
+    fn end_streams(&mut self) {
+        self.process.as_mut().unwrap().lists.clear();
+        self.process().settle();
     }
 
     fn prefer(
@@ -290,11 +290,11 @@ impl Agent for Services {
             allocation_size: i32::try_from(size).unwrap(),
         };
         let request = Request::new(PreferredAllocationRequest { container_requests: vec![ask] });
-        let life = self.life();
-        let answer = life.wait(async {
-            match life.shared(resource) {
+        let process = self.process();
+        let answer = process.wait(async {
+            match process.shared(resource) {
                 Some(plugin) => plugin.get_preferred_allocation(request).await,
-                None => life.legacy.get_preferred_allocation(request).await,
+                None => process.legacy.get_preferred_allocation(request).await,
             }
         });
         self.has_read();
@@ -318,11 +318,11 @@ impl Agent for Services {
                 _ => nvidia::Trouble::None,
             });
         }
-        let life = self.life();
-        let answer = life.wait(async {
-            match life.shared(resource) {
+        let process = self.process();
+        let answer = process.wait(async {
+            match process.shared(resource) {
                 Some(plugin) => plugin.allocate(request).await,
-                None => life.legacy.allocate(request).await,
+                None => process.legacy.allocate(request).await,
             }
         });
         self.disk.expect(Trouble::None);
@@ -339,30 +339,30 @@ impl Agent for Services {
 
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool {
         let request = Request::new(PreStartContainerRequest { devices_ids: ids });
-        let Some(plugin) = self.life().shared(resource) else { return true };
+        let Some(plugin) = self.process().shared(resource) else { return true };
         self.disk.expect(trouble);
-        let answer = self.life().wait(plugin.pre_start_container(request));
+        let answer = self.process().wait(plugin.pre_start_container(request));
         self.disk.expect(Trouble::None);
         self.has_read();
         answer.is_ok()
     }
 }
 
-/// The clock of one life, and of the world around it.
+/// The clock of one process, and of the world around it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LifeClock {
+pub(super) struct ProcessClock {
     /// The world's time when it began.
     at: Millis,
     born: Instant,
 }
 
-impl LifeClock {
+impl ProcessClock {
     fn of_world(&self) -> Millis {
         self.at + self.now() - 1
     }
 }
 
-impl Clock for LifeClock {
+impl Clock for ProcessClock {
     fn now(&self) -> Millis {
         Millis::try_from(self.born.elapsed().as_millis()).unwrap() + 1
     }

@@ -26,7 +26,7 @@ pub(in super::super) enum Fault {
     AgentDiesAtWrite(u8),
     /// The agent dies after it wrote its deviations and before it answered.
     AgentDiesAfterWriting,
-    /// The agent dies right after it answered. The kubelet has its answer, and asks the next life for the rest.
+    /// The agent dies right after it answered. The kubelet has its answer, and asks the next process for the rest.
     AgentDiesAfterAnswering,
     /// The agent's disk fails at this step of writing.
     DiskFails(u8),
@@ -113,7 +113,7 @@ impl<A: Agent> World<A> {
         }
     }
 
-    /// The agent dies while the kubelet starts containers; none of them starts in this life if it had to write.
+    /// The agent dies while the kubelet starts containers; none of them starts in this process if it had to write.
     pub(in super::super) fn start_and_die(&mut self, step: u8) {
         self.start(Trouble::Dies(step));
         self.restart_agent();
@@ -188,7 +188,7 @@ impl<A: Agent> World<A> {
         self.kubelet.lock().manager.allocated(&got.pod, &got.container, resource, chosen, answer);
         if shuffle & 0x1c00 == 0 {
             // A list comes in the middle of a container.
-            self.kubelet_hears(3 + shuffle % 3);
+            self.deliver_list(3 + shuffle % 3);
         }
         if fault == Fault::AgentDiesAfterAnswering {
             self.restart_agent();

@@ -1,7 +1,7 @@
 //! The world around the agent: what is really on the cards, and everyone's possibly outdated idea of it.
 //!
-//! Narrower than reality, on purpose: the agent reads every version of the kubelet's book before the next one replaces it or
-//! something spoils it ([`World::write_checkpoint`]), and it is not killed while containers run that the kubelet has forgotten
+//! Narrower than reality, on purpose: the agent reads every version of the kubelet checkpoint before the next one replaces it or
+//! something truncates it ([`World::write_checkpoint`]), and it is not killed while containers run that the kubelet has forgotten
 //! ([`World::restart_agent`]).
 
 mod admit;
@@ -30,7 +30,7 @@ pub(super) const CORE: &str = "tencent.com/vcuda-core";
 pub(super) const MEMORY: &str = "tencent.com/vcuda-memory";
 
 #[derive(Clone, Debug)]
-enum News {
+enum WatchEvent {
     Pod(Box<PodView>),
     Gone(String),
 }
@@ -45,7 +45,7 @@ pub(super) struct Api {
 
 /// Whom the agent can ask.
 #[derive(Clone, Debug)]
-pub(super) struct Around {
+pub(super) struct Surroundings {
     pub(super) kubelet: Arc<Mutex<Kubelet>>,
     pub(super) api: Arc<Mutex<Api>>,
 }
@@ -55,13 +55,13 @@ pub(super) struct World<A> {
     next: u32,
     api: Arc<Mutex<Api>>,
     /// What of it the agent has not heard yet.
-    news: VecDeque<News>,
+    events: VecDeque<WatchEvent>,
     // The kubelet.
     kubelet: Arc<Mutex<Kubelet>>,
     waiting: VecDeque<String>,
     /// Pods that run and that it does not know of any more.
     forgotten: BTreeSet<String>,
-    /// When it started anew, until the agent notices.
+    /// When it restarted, until the agent notices.
     unnoticed: Option<u64>,
     // The truth.
     /// Admitted, and not started yet.
@@ -75,12 +75,12 @@ impl<A: Agent> World<A> {
     pub(super) fn new(mutant: Option<Mutant>) -> Self {
         let kubelet = Arc::new(Mutex::new(Kubelet::new()));
         let api = Arc::new(Mutex::new(Api::default()));
-        let around = Around { kubelet: kubelet.clone(), api: api.clone() };
+        let surroundings = Surroundings { kubelet: kubelet.clone(), api: api.clone() };
         let mut world = Self {
-            agent: A::start(around, mutant),
+            agent: A::start(surroundings, mutant),
             next: 0,
             api,
-            news: VecDeque::new(),
+            events: VecDeque::new(),
             kubelet,
             waiting: VecDeque::new(),
             forgotten: BTreeSet::new(),
@@ -89,9 +89,9 @@ impl<A: Agent> World<A> {
             running: Vec::new(),
             lingering: BTreeMap::new(),
         };
-        world.agent.tell(|books, now| books.observe_pods(Vec::new(), now));
+        world.agent.with_state(|state, now| state.observe_pods(Vec::new(), now));
         world.agent.read_checkpoint();
-        world.kubelet_hears_all();
+        world.deliver_lists();
         world
     }
 
@@ -131,7 +131,7 @@ impl<A: Agent> World<A> {
         self.stop(&uid);
         self.set_phase(&uid, PodPhase::Failed);
         self.api.lock().pods.remove(&uid);
-        self.news.push_back(News::Gone(uid));
+        self.events.push_back(WatchEvent::Gone(uid));
     }
 
     /// A pod is deleted with force: the kubelet forgets it at once, its containers take some seconds.
@@ -140,7 +140,7 @@ impl<A: Agent> World<A> {
         self.kubelet.lock().ended.insert(uid.clone());
         self.admitted.retain(|g| g.pod != uid);
         self.api.lock().pods.remove(&uid);
-        self.news.push_back(News::Gone(uid.clone()));
+        self.events.push_back(WatchEvent::Gone(uid.clone()));
         self.lingering.insert(uid, self.agent.now() + 5_000);
     }
 
@@ -158,7 +158,7 @@ impl<A: Agent> World<A> {
     }
 
     fn publish(&mut self, pod: PodView) {
-        self.news.push_back(News::Pod(Box::new(pod.clone())));
+        self.events.push_back(WatchEvent::Pod(Box::new(pod.clone())));
         self.api.lock().pods.insert(pod.uid.clone(), pod);
     }
 
@@ -170,39 +170,39 @@ impl<A: Agent> World<A> {
         }
     }
 
-    // ---- what the agent hears ----
+    // ---- what reaches the agent ----
 
-    /// The next few pieces of news from the API server arrive.
-    pub(super) fn hear(&mut self, count: usize) {
+    /// The next few pieces of events from the API server arrive.
+    pub(super) fn deliver_events(&mut self, count: usize) {
         for _ in 0..count {
-            let Some(news) = self.news.pop_front() else { return };
-            self.agent.tell(|books, now| match news {
-                News::Pod(pod) => books.observe_pod(*pod, now),
-                News::Gone(uid) => books.observe_pod_gone(&uid, now),
+            let Some(events) = self.events.pop_front() else { return };
+            self.agent.with_state(|state, now| match events {
+                WatchEvent::Pod(pod) => state.observe_pod(*pod, now),
+                WatchEvent::Gone(uid) => state.observe_pod_gone(&uid, now),
             });
         }
     }
 
-    /// The watch begins anew.
+    /// The watch is relisted.
     pub(super) fn relist(&mut self) {
         self.notice();
-        self.news.clear();
+        self.events.clear();
         let pods = self.api.lock().pods.values().cloned().collect();
-        self.agent.tell(|books, now| books.observe_pods(pods, now));
+        self.agent.with_state(|state, now| state.observe_pods(pods, now));
     }
 
-    /// The agent looks at the kubelet's book.
+    /// The agent reads the kubelet checkpoint.
     pub(super) fn read_checkpoint(&mut self) {
         self.agent.read_checkpoint();
     }
 
-    /// The kubelet writes its book. The agent has read the version before: a watch tells it of each.
+    /// The kubelet writes its checkpoint. The agent has read the version before: a watch reports each.
     fn write_checkpoint(&mut self) {
         self.agent.read_checkpoint();
         self.kubelet.lock().write();
     }
 
-    /// Something cuts the book on disk short; not within the milliseconds before the agent has read it.
+    /// Something cuts the checkpoint on disk short; not within the milliseconds before the agent has read it.
     pub(super) fn truncate_checkpoint(&mut self) {
         self.agent.read_checkpoint();
         self.kubelet.lock().truncate();
@@ -210,22 +210,22 @@ impl<A: Agent> World<A> {
     }
 
     /// The agent asks pod-resources.
-    pub(super) fn ask(&mut self) {
-        self.agent.ask();
+    pub(super) fn list_pod_resources(&mut self) {
+        self.agent.list_pod_resources();
     }
 
-    /// Time passes. The API server is not silent for minutes without the watch beginning anew.
+    /// Time passes. The API server is not silent for minutes without a relist of the watch.
     pub(super) fn pass_time(&mut self, milliseconds: u64) {
         self.notice();
         if milliseconds >= 100_000 {
-            self.hear(usize::MAX);
+            self.deliver_events(usize::MAX);
         }
         self.agent.pass(milliseconds);
-        self.let_end();
+        self.end_overdue();
     }
 
     /// Whose time is over ends.
-    fn let_end(&mut self) {
+    fn end_overdue(&mut self) {
         let now = self.agent.now();
         let (running, lingering) = (&mut self.running, &mut self.lingering);
         lingering.retain(|uid, at| {
@@ -239,21 +239,21 @@ impl<A: Agent> World<A> {
 
     pub(super) fn set_health(&mut self, card: usize, healthy: bool) {
         let health = if healthy { Health::Healthy } else { Health::Unhealthy };
-        self.agent.tell(|books, _| books.set_health(CardIndex::from(card % CARDS), health));
-        self.agent.set_well(card % CARDS, healthy);
+        self.agent.with_state(|state, _| state.set_health(CardIndex::from(card % CARDS), health));
+        self.agent.set_healthy(card % CARDS, healthy);
         self.agent.nvidia_returns();
     }
 
     pub(super) fn cordon(&mut self, mask: usize) {
         let cards = (0..CARDS).filter(|card| mask & (1 << card) != 0).map(CardIndex::from).collect();
-        self.agent.tell(|books, _| books.set_cordoned(&cards));
+        self.agent.with_state(|state, _| state.set_cordoned(&cards));
     }
 
     pub(super) fn lose_upstream(&mut self) {
         self.agent.nvidia_goes();
     }
 
-    pub(super) fn tell_upstream(&mut self) {
+    pub(super) fn return_upstream(&mut self) {
         self.agent.nvidia_returns();
     }
 
@@ -275,7 +275,7 @@ impl<A: Agent> World<A> {
         }
         self.cordon(0);
         (0..CARDS).for_each(|card| self.set_health(card, true));
-        self.tell_upstream();
+        self.return_upstream();
         self.relist();
         {
             let Kubelet { manager, ended, .. } = &mut *self.kubelet.lock();
@@ -284,48 +284,48 @@ impl<A: Agent> World<A> {
         self.write_checkpoint();
         self.read_checkpoint();
         for _ in 0..3 {
-            self.ask();
+            self.list_pod_resources();
             self.pass_time(100_000);
         }
-        self.kubelet_hears_all();
+        self.deliver_lists();
         for demand in [share(25, 1), Demand { legacy: 1, ..Demand::NONE }] {
             self.bind(&[(ContainerKind::App, demand)], None);
-            self.hear(usize::MAX);
+            self.deliver_events(usize::MAX);
             // With a preference, and with an API server that answers.
             self.admit(true, Fault::None, 0, 0x501);
             let uid = format!("pod-{}", self.next);
             if !self.running.iter().any(|given| given.pod == uid) {
                 return Err(format!("a pod that asks for {demand:?} of an empty node is not admitted"));
             }
-            self.kubelet_hears_all();
+            self.deliver_lists();
         }
         Ok(())
     }
 
     // ---- processes ----
 
-    /// The agent is killed and starts anew from the disk.
+    /// The agent is killed and restarts from the disk.
     ///
-    /// Not while containers run that the kubelet has forgotten (after its book was lost, or for the seconds that a pod deleted
-    /// with force takes to end): no source then tells a new life of them, and the kubelet itself gives their devices away.
+    /// Not while containers run that the kubelet has forgotten (after its checkpoint was lost, or for the seconds that a pod deleted
+    /// with force takes to end): no source then reports them to a new process, and the kubelet itself gives their devices away.
     pub(super) fn restart_agent(&mut self) {
-        self.let_end();
+        self.end_overdue();
         if !self.lingering.is_empty() || self.running.iter().any(|g| self.forgotten.contains(&g.pod)) {
             return;
         }
         self.unnoticed = None;
-        self.news.clear();
+        self.events.clear();
         self.agent.restart();
-        // The kubelet loses its streams, and gets the first lists of the new life.
-        self.kubelet_hears_all();
+        // The kubelet loses its streams, and gets the first lists of the new process.
+        self.deliver_lists();
     }
 
-    /// The kubelet is killed and starts anew from its book. The agent may notice only after it was asked by the new one.
+    /// The kubelet is killed and restarts from its checkpoint. The agent may notice only after it was asked by the new one.
     ///
-    /// Not from half a book while the agent knows nothing either: see [`World::restart_agent`].
+    /// Not from half a checkpoint while the agent knows nothing either: see [`World::restart_agent`].
     pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
         let truncated = self.kubelet.lock().truncated;
-        if truncated && !self.agent.tell(|books, _| books.is_ready()) {
+        if truncated && !self.agent.with_state(|state, _| state.is_ready()) {
             return;
         }
         self.agent.tick();
@@ -335,14 +335,14 @@ impl<A: Agent> World<A> {
             self.waiting.extend(forgotten);
         }
         self.kubelet.lock().restart(self.agent.now());
-        self.agent.hang_up();
+        self.agent.end_streams();
         self.unnoticed = Some(self.agent.now());
         if !noticed_late {
             self.notice();
         }
         self.agent.tick();
         self.agent.read_checkpoint();
-        self.kubelet_hears_all();
+        self.deliver_lists();
     }
 
     /// The agent sees that the kubelet's socket is another one.
@@ -353,10 +353,10 @@ impl<A: Agent> World<A> {
     }
 
     /// A list reaches the kubelet.
-    pub(super) fn kubelet_hears(&mut self, which: usize) {
+    pub(super) fn deliver_list(&mut self, which: usize) {
         let resource = [GPU, CORE, MEMORY][which % 3];
         if which >= 3 {
-            // It writes its book for every list, whatever it is in the middle of.
+            // It writes its checkpoint for every list, whatever it is in the middle of.
             self.write_checkpoint();
         }
         if let Some(list) = self.agent.list(resource) {
@@ -365,8 +365,8 @@ impl<A: Agent> World<A> {
         }
     }
 
-    fn kubelet_hears_all(&mut self) {
-        (0..3).for_each(|which| self.kubelet_hears(which));
+    fn deliver_lists(&mut self) {
+        (0..3).for_each(|which| self.deliver_list(which));
     }
 }
 

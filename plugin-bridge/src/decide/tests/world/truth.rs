@@ -66,8 +66,8 @@ impl<A: Agent> World<A> {
 
     /// I1 and I2 of what is really on the cards; I3 of the ledger against it.
     pub(in super::super) fn check(&mut self) -> Result<(), String> {
-        self.let_end();
-        self.agent.tell(|state, _| {
+        self.end_overdue();
+        self.agent.with_state(|state, _| {
             for card in 0..CARDS {
                 let free = state.ledger().state(CardIndex::from(card)) == CardState::Free;
                 self.check_card(card, state.is_ready() && free)?;
