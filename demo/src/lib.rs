@@ -35,7 +35,7 @@ pub struct DemoArgs {
     /// No pauses for the reader
     #[arg(long)]
     pub fast: bool,
-    /// Tell this story (YAML) instead of the built-in one
+    /// Run this script (YAML) instead of the built-in one
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
     /// Stay up afterwards, until Ctrl-C, for kubectl
@@ -49,7 +49,7 @@ pub struct DemoArgs {
     pub fault: Option<Fault>,
 }
 
-/// Tells the story. The closing table is printed; what it says is returned.
+/// Runs the script. The closing table is printed; what it says is returned.
 ///
 /// Logs of all parts go to `demo.log` in a temporary folder, unless a tracing subscriber was installed before.
 ///

@@ -1,4 +1,4 @@
-//! Where the story is told: a terminal whose lower part is the map and is redrawn, or plain lines.
+//! Output of the demo: a terminal whose lower part is the map and is redrawn, or plain lines.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The story as data: nodes with their cards, and steps. `story.yaml` is the one that is told by default.
+//! The story as data: nodes with their cards, and steps. `story.yaml` is the one that runs by default.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use gpu_migrate_model::crd::MigrationPhase;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The story told by default.
+/// The default script.
 pub(super) const DEFAULT: &str = include_str!("story.yaml");
 
 /// A story.
@@ -39,7 +39,7 @@ pub struct NodeScript {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Step {
-    /// Tell the reader.
+    /// Print this text.
     Say(String),
     /// Wait, at the pace of a reader; not with `--fast`.
     Pause(f64),

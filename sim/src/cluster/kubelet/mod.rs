@@ -1,5 +1,5 @@
 //! A kubelet whose containers are records: real sockets, real files, real calls to device plugins and the API server; only nothing
-//! is executed. What a container would have got (its environment, its devices) is told to whoever observes ([`Happening`]).
+//! is executed. What a container would have got (its environment, its devices) is reported to the observer ([`Happening`]).
 
 mod node;
 mod pod;
@@ -43,7 +43,7 @@ pub struct Pace {
     pub report: Duration,
     /// From admission to running (some seconds).
     pub start: Duration,
-    /// From being told to stop to having stopped (up to 30 s).
+    /// From the order to stop to the end (up to 30 s).
     pub stop: Duration,
     /// Before a container that ended starts again (10 s, doubling).
     pub back_off: Duration,
@@ -124,7 +124,7 @@ impl Inner {
     }
 
     fn observe(&self, happening: Happening) {
-        // Nobody observes: nothing to tell.
+        // There may be no observer.
         let _ = self.observer.send(happening);
     }
 }
@@ -198,7 +198,7 @@ impl Kubelet {
     }
 }
 
-/// Takes pods as the API server tells of them: one after the other, so that one hanging Allocate holds up all, as it does.
+/// Takes pods in the order of the API server's events: one after the other, so that one hanging Allocate holds up all, as it does.
 async fn follow(kubelet: Arc<Inner>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={}", kubelet.spec.name));
     let mut events =

@@ -1,4 +1,4 @@
-//! The life of a pod on a node: admission with its devices, init containers, containers, restarts, the end.
+//! A pod on a node: admission with its devices, init containers, containers, restarts, the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
