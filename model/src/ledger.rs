@@ -304,7 +304,15 @@ impl Ledger {
     /// The cards as placement sees them.
     #[must_use]
     pub fn view(&self) -> Vec<CardView> {
-        self.entries.iter().enumerate().map(|(position, entry)| entry.view(position.into())).collect()
+        let view = |(position, entry): (usize, &Entry)| {
+            let view = entry.view(CardIndex::from(position));
+            #[cfg(any(test, feature = "fault-injection"))]
+            if self.fault == Some(Fault::Overcommits) && matches!(entry.books, Books::Shared(_)) {
+                return CardView { cores_left: Cores::CARD, blocks_left: view.blocks, ..view };
+            }
+            view
+        };
+        self.entries.iter().enumerate().map(view).collect()
     }
 
     /// Whether a card can be trusted with work.
