@@ -208,8 +208,6 @@ pub struct Ledger {
 pub enum Fault {
     /// A container may hold a card whatever others hold of it.
     Unchecked,
-    /// Shares may add up to more than a card.
-    Overcommits,
     /// What is held is not kept.
     Forgets,
 }
@@ -304,15 +302,7 @@ impl Ledger {
     /// The cards as placement sees them.
     #[must_use]
     pub fn view(&self) -> Vec<CardView> {
-        let view = |(position, entry): (usize, &Entry)| {
-            let view = entry.view(CardIndex::from(position));
-            #[cfg(any(test, feature = "fault-injection"))]
-            if self.fault == Some(Fault::Overcommits) && matches!(entry.books, Books::Shared(_)) {
-                return CardView { cores_left: Cores::CARD, blocks_left: view.blocks, ..view };
-            }
-            view
-        };
-        self.entries.iter().enumerate().map(view).collect()
+        self.entries.iter().enumerate().map(|(position, entry)| entry.view(position.into())).collect()
     }
 
     /// Whether a card can be trusted with work.
@@ -349,14 +339,8 @@ impl Ledger {
             None => {}
         }
         #[cfg(any(test, feature = "fault-injection"))]
-        match self.fault {
-            Some(Fault::Unchecked) => return Ok(()),
-            Some(Fault::Overcommits)
-                if matches!(hold, Hold::Share { .. }) && !matches!(entry.books, Books::Legacy(_)) =>
-            {
-                return Ok(());
-            }
-            _ => {}
+        if self.fault == Some(Fault::Unchecked) {
+            return Ok(());
         }
         entry.admits(holder, index, hold)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Agent, Mutant, Trouble, cards_of, fresh, uuid};
+use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, uuid};
 use crate::decide::tests::world::{CARDS, GPU, Surroundings};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
 use crate::deviations::DeviationFile;
@@ -213,7 +213,7 @@ impl Agent for Decisions {
             return None;
         }
         self.write();
-        Some(answer.cards)
+        Some(shown(self.mutant, resource, answer.cards))
     }
 
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool {

@@ -13,7 +13,7 @@ use gpu_migrate_model::units::CardIndex;
 
 pub(super) use self::decisions::Decisions;
 pub(super) use self::services::Services;
-use super::world::{BLOCKS, CARDS, Surroundings};
+use super::world::{BLOCKS, CARDS, CORE, Surroundings};
 use crate::decide::{Millis, NodeState, Settings};
 
 /// A failure inside the agent or below it, while it answers.
@@ -32,6 +32,8 @@ pub(super) enum Trouble {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mutant {
     Ledger(Fault),
+    /// Every shared container is shown the first card.
+    OneCard,
     /// Every Allocate is refused.
     Refuses,
 }
@@ -113,6 +115,11 @@ fn topology() -> Topology {
 
 pub(super) fn uuid(card: usize) -> String {
     format!("GPU-{card}")
+}
+
+/// The cards that this agent shows.
+fn shown(mutant: Option<Mutant>, resource: &str, cards: BTreeSet<usize>) -> BTreeSet<usize> {
+    if matches!(mutant, Some(Mutant::OneCard)) && resource == CORE { [0].into() } else { cards }
 }
 
 /// The cards that an answer names.

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
 use super::nvidia::{Inventory, Socket};
-use super::{Agent, Mutant, Trouble, cards_of, fresh, topology, uuid};
+use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, topology, uuid};
 use crate::cluster::pods::take_pending;
 use crate::decide::tests::world::{Api, CARDS, CORE, GPU, Kubelet, MEMORY, Surroundings};
 use crate::decide::{Millis, NodeState, PodPhase};
@@ -332,7 +332,7 @@ impl Agent for Services {
         self.has_read();
         let answer = answer.ok()?.into_inner().container_responses.remove(0);
         match answer.envs.get("NVIDIA_VISIBLE_DEVICES") {
-            Some(cards) => cards_of(cards.split(',')),
+            Some(cards) => Some(shown(self.mutant, resource, cards_of(cards.split(','))?)),
             None => Some(BTreeSet::new()),
         }
     }
