@@ -42,7 +42,6 @@ pub enum Found {
     Gone,
 }
 
-/// The API of the cluster.
 #[async_trait]
 pub trait Api: Send + Sync + 'static {
     async fn bind(&self, binding: &Binding) -> Result<(), BindFailure>;

@@ -18,7 +18,6 @@ use crate::state::pod::{PodFacts, Rules};
 /// Field manager and reporting controller.
 const MANAGER: &str = "gpu-migrate-extender";
 
-/// A cluster's API.
 pub struct Kube {
     client: Client,
     rules: Rules,

@@ -11,7 +11,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-/// What the scheduler can ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[allow(missing_docs)] // the names are the documentation
 pub enum Verb {
@@ -38,7 +37,6 @@ impl Verb {
     }
 }
 
-/// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Outcome {
     /// An answer that lets the pod go on.
@@ -60,7 +58,6 @@ struct CallLabel {
     outcome: Outcome,
 }
 
-/// All metrics of the extender.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     seconds: Family<VerbLabel, Histogram, fn() -> Histogram>,

@@ -20,7 +20,6 @@ use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::PodFacts;
 use crate::wire::node::NodeView;
 
-/// Which of them are filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     pods: bool,
@@ -30,7 +29,6 @@ pub struct Synced {
 }
 
 impl Synced {
-    /// All of them.
     #[must_use]
     pub fn all(self) -> bool {
         self.pods && self.nodes && self.shadows && self.config

@@ -14,7 +14,6 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::CertError;
 
-/// How long things live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
     /// Of a CA. Default one year. An extender wants ten: the scheduler reads its CA only once.
@@ -56,9 +55,7 @@ impl Lifetimes {
 /// From when to when a certificate is valid, whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// First moment.
     pub not_before: Timestamp,
-    /// Last moment.
     pub not_after: Timestamp,
 }
 
@@ -104,7 +101,6 @@ impl Validity {
         !self.contains(now) || now >= self.renew_at()
     }
 
-    /// How old it is.
     #[must_use]
     pub fn age(&self, now: Timestamp) -> SignedDuration {
         now.duration_since(self.not_before)
@@ -121,11 +117,9 @@ pub struct Ca {
 
 /// A serving certificate with its key.
 pub struct Leaf {
-    /// The certificate.
     pub certificate: CertificateDer<'static>,
     /// Its key, PKCS#8.
     pub key: PrivateKeyDer<'static>,
-    /// From when to when.
     pub validity: Validity,
 }
 
@@ -198,13 +192,11 @@ impl Ca {
         Ok(Leaf { certificate: certificate.der().clone(), key: der, validity })
     }
 
-    /// The certificate as PEM.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The certificate as DER.
     #[must_use]
     pub fn der(&self) -> &CertificateDer<'static> {
         &self.certificate
@@ -216,7 +208,6 @@ impl Ca {
         self.key.serialize_pem()
     }
 
-    /// From when to when.
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.validity

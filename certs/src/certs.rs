@@ -23,7 +23,6 @@ use crate::resolver::Resolver;
 use crate::store::{Store, Stored};
 use crate::{Bundle, CertError, ClientAuth, Clock, Lifetimes};
 
-/// Where the certificates come from.
 pub enum Source {
     /// Our own CA in a Secret that the replicas share; leafs in memory.
     Secret(SecretPlace),
@@ -38,7 +37,6 @@ pub struct SecretPlace {
     pub client: Client,
     /// Namespace of the Secret and the Lease.
     pub namespace: String,
-    /// Name of both.
     pub name: String,
     /// Name of this replica in the Lease.
     pub identity: String,
@@ -56,7 +54,6 @@ impl Source {
     }
 }
 
-/// What the certificates are for.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Part of the CA's name.

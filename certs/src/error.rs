@@ -2,60 +2,33 @@
 
 use std::path::PathBuf;
 
-/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum CertError {
     /// A certificate or key could not be made.
     #[error("cannot make a certificate for {subject}: {source}")]
-    Generate {
-        /// Whom it was for.
-        subject: String,
-        /// What rcgen says.
-        source: rcgen::Error,
-    },
+    Generate { subject: String, source: rcgen::Error },
     /// A certificate or key that was read cannot be used.
     #[error("{origin}: {what} cannot be used: {why}")]
     Unusable {
-        /// The Secret or file.
         origin: String,
-        /// The key in it.
         what: String,
         /// Why not, and what was expected.
         why: String,
     },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
+    File { path: PathBuf, source: std::io::Error },
     /// The API server refused or could not be reached.
     #[error("{object}: {source}")]
-    Api {
-        /// Kind, namespace and name.
-        object: String,
-        /// What the client says.
-        source: Box<kube::Error>,
-    },
-    /// rustls refused the configuration.
+    Api { object: String, source: Box<kube::Error> },
     #[error("TLS configuration: {0}")]
     Tls(String),
     /// The name of a server is neither a DNS name nor an IP address.
     #[error("{name:?} is not a name a certificate can carry: expected a DNS name or an IP address")]
-    Name {
-        /// What was given.
-        name: String,
-    },
+    Name { name: String },
     /// Others kept changing the object under us.
     #[error("{object}: changed by someone else {attempts} times in a row while we tried to write it")]
-    Contended {
-        /// Kind, namespace and name.
-        object: String,
-        /// How often we tried.
-        attempts: u32,
-    },
+    Contended { object: String, attempts: u32 },
 }
 
 impl CertError {

@@ -26,7 +26,6 @@ const CERT_MANAGER: &str = "cert-manager.io/inject-";
 const ATTEMPTS: u32 = 5;
 const RECONCILE: Duration = Duration::from_secs(60);
 
-/// Which webhook configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `MutatingWebhookConfiguration`

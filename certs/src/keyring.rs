@@ -25,7 +25,6 @@ impl Bundle {
     }
 }
 
-/// The CAs of one service.
 #[derive(Debug)]
 pub struct Keyring {
     signing: Ca,
@@ -39,7 +38,6 @@ struct Retired {
     validity: Validity,
 }
 
-/// One step of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Make the next CA and put it into the bundle.
@@ -71,7 +69,6 @@ impl Keyring {
         Ok(Self { signing: Ca::generate(owner, now, lifetimes)?, next: None, retired: Vec::new() })
     }
 
-    /// The CA that signs.
     #[must_use]
     pub fn signing(&self) -> &Ca {
         &self.signing
@@ -122,14 +119,12 @@ impl Keyring {
         })
     }
 
-    /// What verifiers must trust.
     #[must_use]
     pub fn bundle(&self) -> Bundle {
         let live = std::iter::once(self.signing.pem()).chain(self.next.as_ref().map(Ca::pem));
         Bundle(live.chain(self.retired.iter().map(|ca| ca.pem.as_str())).collect())
     }
 
-    /// The entries to store.
     #[must_use]
     pub fn to_entries(&self) -> BTreeMap<&'static str, String> {
         let mut entries = BTreeMap::from([

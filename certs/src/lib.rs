@@ -32,7 +32,6 @@ pub use verifier::ClientAuth;
 /// Where the time comes from: the wall clock in programs, a hand-set one in tests.
 pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 
-/// The wall clock.
 #[must_use]
 pub fn wall_clock() -> Clock {
     Arc::new(jiff::Timestamp::now)

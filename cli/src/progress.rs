@@ -22,7 +22,6 @@ impl Progress {
         Self { bar }
     }
 
-    /// Work of unknown length.
     pub(crate) fn spinner(message: String) -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_message(message);

@@ -27,7 +27,6 @@ fn instructions(file: &str) -> Vec<(String, String)> {
     lines.lines().filter(|line| !line.trim().is_empty()).map(instruction).collect()
 }
 
-/// Names of the workspace's programs.
 fn programs() -> BTreeSet<String> {
     let manifest: Vec<String> = ["webhook", "admission-ext", "plugin-bridge", "operator", "cli"]
         .iter()

@@ -11,13 +11,10 @@ const WIDTH: usize = 20;
 /// A node and the UUIDs of its cards.
 #[derive(Clone, Debug)]
 pub struct MapNode {
-    /// The node.
     pub script: NodeScript,
-    /// Its cards.
     pub cards: Vec<String>,
 }
 
-/// The whole map.
 #[must_use]
 pub(super) fn render(nodes: &[MapNode], cards: &Cards) -> String {
     let mut text = String::new();

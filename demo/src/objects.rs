@@ -32,7 +32,6 @@ pub(super) async fn apply(client: &Client, object: &Value) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Deletes an object.
 pub(super) async fn delete(client: &Client, object: &Value) -> anyhow::Result<()> {
     let (api, name) = api(client, object)?;
     api.delete(&name, &DeleteParams::default()).await.with_context(|| format!("deleting {name}"))?;
@@ -44,9 +43,7 @@ pub(super) async fn delete(client: &Client, object: &Value) -> anyhow::Result<()
 pub(super) struct Pods {
     /// Ready, and not going.
     pub(super) ready: usize,
-    /// Of these, converted ones.
     pub(super) converted: usize,
-    /// Not ready, or going.
     pub(super) unsettled: usize,
 }
 

@@ -21,12 +21,10 @@ pub struct Violations {
     pub overcommitted: usize,
     /// Containers that asked for a card and were shown none.
     pub without_card: usize,
-    /// The first few, in words.
     pub told: Vec<String>,
 }
 
 impl Violations {
-    /// All of them.
     #[must_use]
     pub fn total(&self) -> usize {
         self.exclusive + self.overcommitted + self.without_card
@@ -40,7 +38,6 @@ impl Violations {
     }
 }
 
-/// A container on a card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Use {
     /// `namespace/pod`.
@@ -61,7 +58,6 @@ struct State {
     started: usize,
 }
 
-/// The observer. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Observer {
     state: Arc<Mutex<State>>,

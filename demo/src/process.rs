@@ -5,7 +5,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
-/// A part that runs.
 #[derive(Debug)]
 pub(super) struct Process {
     name: String,

@@ -8,10 +8,8 @@ use comfy_table::{CellAlignment, Table};
 use super::observer::Violations;
 use gpu_migrate_sim::cluster::scheduler::SchedulerCounts;
 
-/// What came of the story.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// All cards.
     pub cards: usize,
     /// Cards in use at the step `before`.
     pub before: usize,
@@ -23,13 +21,10 @@ pub struct Outcome {
     pub sharing: usize,
     /// Starts of containers with cards.
     pub started: usize,
-    /// What the observer counted.
     pub violations: Violations,
-    /// What the scheduler did.
     pub scheduler: SchedulerCounts,
     /// From the beginning of a cycle to the binding, one a pod.
     pub latencies: Vec<Duration>,
-    /// The whole story.
     pub took: Duration,
 }
 
@@ -49,7 +44,6 @@ impl Outcome {
     }
 }
 
-/// The table.
 #[must_use]
 pub fn render(outcome: &Outcome) -> String {
     let mut table = Table::new();

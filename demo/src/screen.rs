@@ -8,7 +8,6 @@ use super::observer::Observer;
 
 const REDRAW: Duration = Duration::from_millis(200);
 
-/// The screen.
 #[derive(Debug)]
 pub(super) struct Screen {
     terminal: bool,

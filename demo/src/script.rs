@@ -7,16 +7,12 @@ use gpu_migrate_model::crd::MigrationPhase;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The default script.
 pub(super) const DEFAULT: &str = include_str!("story.yaml");
 
-/// A story.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Script {
-    /// The simulated nodes.
     pub nodes: Vec<NodeScript>,
-    /// What happens.
     pub steps: Vec<Step>,
 }
 
@@ -24,70 +20,54 @@ pub struct Script {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeScript {
-    /// Its name.
     pub name: String,
-    /// How many cards.
     pub cards: usize,
     /// Their model, as NVIDIA's feature discovery labels it.
     pub model: String,
-    /// Memory of each.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
 
-/// One step.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Step {
-    /// Print this text.
     Say(String),
     /// Wait, at the pace of a reader; not with `--fast`.
     Pause(f64),
-    /// Apply this object (server-side).
     Apply(Value),
     /// Take this object away: its `apiVersion`, `kind` and `metadata`.
     Delete(Value),
     /// Wait until so many pods of a namespace are ready.
     Ready {
-        /// Which.
         namespace: String,
-        /// How many.
         pods: usize,
     },
     /// Wait until so many ready pods of a namespace are converted ones.
     Converted {
-        /// Which.
         namespace: String,
-        /// How many.
         pods: usize,
     },
     /// Wait until a migration is in this phase.
     Phase {
-        /// Its name.
         migration: String,
-        /// The phase.
         is: MigrationPhase,
     },
     /// Note how many cards are held now: "before", for the closing table.
     Before,
     /// The kubelet of a node restarts: all sockets of plugins are gone.
     RestartKubelet {
-        /// The node.
         node: String,
     },
     /// The node agent is killed and started again.
     CrashAgent {
-        /// The node.
         node: String,
     },
     /// The node agent is killed, and finds an old copy of the kubelet checkpoint when it is back.
     StaleCheckpoint {
-        /// The node.
         node: String,
     },
     /// Keep a copy of the kubelet checkpoint, for later.
     CopyCheckpoint {
-        /// The node.
         node: String,
     },
 }

@@ -24,16 +24,7 @@ pub enum CheckpointError {
     Empty,
     /// Not JSON, or cut short, or fields of other types.
     #[error("checkpoint ({length} bytes) is not readable at line {line}, column {column}: {message}")]
-    Syntax {
-        /// Bytes in the file.
-        length: usize,
-        /// Where reading stopped.
-        line: usize,
-        /// Where reading stopped.
-        column: usize,
-        /// What was expected there.
-        message: String,
-    },
+    Syntax { length: usize, line: usize, column: usize, message: String },
     /// JSON, but none of the known shapes.
     #[error(
         "checkpoint has neither Data.PodDeviceEntries nor PodDeviceEntries; expected a kubelet's device checkpoint"
@@ -46,9 +37,7 @@ pub enum CheckpointError {
 pub struct Entry<'a> {
     /// UID of the pod, as the kubelet knows it (for static pods: the hash of their manifest).
     pub pod_uid: Cow<'a, str>,
-    /// Name of the container.
     pub container: Cow<'a, str>,
-    /// Name of the resource.
     pub resource: Cow<'a, str>,
     /// Device IDs of all NUMA nodes, in the order of the file.
     pub ids: Vec<Cow<'a, str>>,
@@ -95,7 +84,6 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-/// The file, wrapped or bare.
 #[derive(Deserialize)]
 struct Outer<'a> {
     #[serde(rename = "Data", borrow)]

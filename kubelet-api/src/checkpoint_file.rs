@@ -13,13 +13,10 @@ pub const NO_NUMA: &str = "-1";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Row {
-    /// UID of the pod.
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
-    /// Name of the container.
     #[serde(rename = "ContainerName")]
     pub container: String,
-    /// Name of the resource.
     #[serde(rename = "ResourceName")]
     pub resource: String,
     /// Device IDs by NUMA node, [`NO_NUMA`] where a device has none.

@@ -71,7 +71,6 @@ impl DirectoryWatch {
         Self { path, generation }
     }
 
-    /// The watched directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

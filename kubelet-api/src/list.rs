@@ -36,12 +36,10 @@ impl FromIterator<Device> for ListAndWatchResponse {
 pub struct ListWriter {
     device: Device,
     written: Vec<u8>,
-    /// Where each device ends.
     ends: Vec<usize>,
 }
 
 impl ListWriter {
-    /// Appends a device.
     pub fn add(&mut self, id: &str, health: &str, numa: &[i64]) {
         let Device { id: of_device, health: its_health, topology } = &mut self.device;
         of_device.clear();
@@ -55,7 +53,6 @@ impl ListWriter {
         self.ends.push(self.written.len());
     }
 
-    /// The list.
     #[must_use]
     pub fn finish(self) -> ListAndWatchResponse {
         let written = Bytes::from(self.written);

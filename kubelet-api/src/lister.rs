@@ -18,11 +18,9 @@ const MESSAGE_LIMIT: usize = 64 << 20;
 /// The devices of one container, by resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerDevices {
-    /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod. (There is no UID in this API.)
     pub pod: String,
-    /// Name of the container.
     pub container: String,
     /// Device IDs by resource name, in no particular order.
     pub devices: BTreeMap<String, Vec<String>>,
@@ -31,22 +29,11 @@ pub struct ContainerDevices {
 /// Why there is no list this time.
 #[derive(Debug, thiserror::Error)]
 pub enum PodResourcesError {
-    /// Nobody answers.
     #[error("cannot reach pod-resources on {path}: {source}")]
-    Dial {
-        /// The socket.
-        path: PathBuf,
-        /// What the transport said.
-        source: tonic::transport::Error,
-    },
+    Dial { path: PathBuf, source: tonic::transport::Error },
     /// The kubelet answered with an error.
     #[error("pod-resources List on {path} failed: {status}")]
-    List {
-        /// The socket.
-        path: PathBuf,
-        /// The kubelet's answer.
-        status: Box<tonic::Status>,
-    },
+    List { path: PathBuf, status: Box<tonic::Status> },
 }
 
 /// Asks once. A fresh connection each time: the kubelet may have been restarted since.

@@ -18,9 +18,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve {path}: {source}; its directory must exist and be writable")]
 pub struct BindError {
-    /// Path of the socket.
     pub path: PathBuf,
-    /// The operating system's error.
     pub source: std::io::Error,
 }
 

@@ -30,7 +30,6 @@ pub struct Workload {
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
     pub namespaces: Vec<Namespace>,
-    /// Deployments, StatefulSets, DaemonSets, CronJobs.
     pub workloads: Vec<Workload>,
     pub pods: Vec<Pod>,
 }
@@ -104,7 +103,6 @@ fn matches(spec: &GPUMigrationSpec, namespace: &str, pod_labels: &BTreeMap<Strin
     !opted_out && narrowed
 }
 
-/// An invalid selector selects nothing.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }

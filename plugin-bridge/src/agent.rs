@@ -50,7 +50,6 @@ pub enum AgentError {
     /// Metrics and health cannot be served.
     #[error("{0:#}")]
     Admin(anyhow::Error),
-    /// A background task ended.
     #[error(transparent)]
     Ended(#[from] TaskEnded),
 }

@@ -16,7 +16,6 @@ pub struct Deviation {
     /// Name of the container; empty like `pod_uid`.
     #[serde(rename = "ContainerName", default)]
     pub container: String,
-    /// Name of the resource.
     #[serde(rename = "ResourceName")]
     pub resource: String,
     /// What the container got, by NUMA node (`"-1"`: unknown).

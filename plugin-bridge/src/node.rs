@@ -64,7 +64,6 @@ impl Paths {
 /// A file of ours that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Reading or writing failed.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{path} cannot be parsed: {source}; move it away to start without the deviations it records")]
@@ -82,7 +81,6 @@ pub trait PodLookup: Send + Sync + std::fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEvent {
     pub warning: bool,
-    /// In CamelCase.
     pub reason: &'static str,
     pub note: String,
 }
@@ -104,7 +102,6 @@ const POD_WAIT: std::time::Duration = std::time::Duration::from_millis(300);
 /// its checkpoint first.
 pub(crate) const ANSWERED: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// Shared by all services.
 #[derive(Debug)]
 pub struct Node {
     pub lookup: std::sync::OnceLock<Box<dyn PodLookup>>,

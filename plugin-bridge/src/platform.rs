@@ -76,7 +76,6 @@ impl Disk for RealDisk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WriteStep {
     Folder,
-    /// The temporary file is created.
     Create,
     FirstHalf,
     SecondHalf,

@@ -9,7 +9,6 @@ use gpu_migrate_model::score::{FreeCapacity, HostResources, ModelSet};
 use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
 use gpu_migrate_model::units::CardIndex;
 
-/// What a pod asks for.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Of the cards, for placement.
@@ -20,7 +19,6 @@ pub struct Request {
     pub host: HostResources,
 }
 
-/// One node.
 #[derive(Clone, Debug)]
 pub struct ReplayNode {
     ledger: Ledger,

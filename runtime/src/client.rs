@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-/// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig, named or found by default, cannot be used.
@@ -13,7 +12,6 @@ pub enum ConnectError {
     Kubeconfig {
         /// The file; `None` for that of `$KUBECONFIG` or the home directory.
         path: Option<PathBuf>,
-        /// What is wrong with it.
         source: KubeconfigError,
     },
     /// Neither a kubeconfig nor a service account was found.

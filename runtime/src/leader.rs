@@ -30,7 +30,6 @@ pub struct Observer {
 /// What to do about the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It is ours: renew it.
     Renew,
     /// It is free, or its holder is gone: take it.
     Take,
@@ -84,7 +83,6 @@ impl Candidate {
         Self { duration, ..self }
     }
 
-    /// Pause between two tries.
     fn period(&self) -> Duration {
         self.duration * RETRY.0 / RETRY.1
     }

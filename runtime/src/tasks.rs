@@ -13,17 +13,11 @@ use tokio_util::sync::CancellationToken;
 /// A task ended although the program was not shutting down.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TaskEnded {
-    /// It returned.
     #[error("background task ended: {0}")]
     Returned(Cow<'static, str>),
     /// It panicked; the log has the place.
     #[error("background task panicked: {name}: {message}")]
-    Panicked {
-        /// The task.
-        name: Cow<'static, str>,
-        /// The panic's message.
-        message: String,
-    },
+    Panicked { name: Cow<'static, str>, message: String },
 }
 
 /// Tasks that must not end before the program does.

@@ -45,7 +45,6 @@ impl SkippedObjects {
     }
 }
 
-/// What a watch brings.
 #[derive(Debug)]
 pub enum Update<K> {
     /// An object was listed, changed or deleted.

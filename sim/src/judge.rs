@@ -2,12 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A container on a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// The pod.
     pub pod: String,
-    /// Name of the container.
     pub container: String,
     /// An init container, whose devices the containers after it get again. Not a sidecar.
     pub is_init: bool,
@@ -21,7 +18,6 @@ pub enum Violation {
     /// A card is held by a legacy container and by another container.
     #[error("I1: card {card} is used by legacy {legacy:?} and shared {shared:?}")]
     Exclusive {
-        /// The card.
         card: String,
         /// Pods that have it whole.
         legacy: BTreeSet<String>,
@@ -33,25 +29,16 @@ pub enum Violation {
         "I2: card {card} has {cores} of 100 cores and {blocks} of {capacity} blocks in use by {shared:?}"
     )]
     Overcommitted {
-        /// The card.
         card: String,
-        /// Cores in use.
         cores: usize,
-        /// Blocks in use.
         blocks: usize,
-        /// Blocks of the card.
         capacity: usize,
         /// Pods that have a share.
         shared: BTreeSet<String>,
     },
     /// A ledger calls a card free that is in use.
     #[error("I3: card {card} is free in the ledger but used by {pods:?}")]
-    FreeInUse {
-        /// The card.
-        card: String,
-        /// The pods on it.
-        pods: BTreeSet<String>,
-    },
+    FreeInUse { card: String, pods: BTreeSet<String> },
 }
 
 /// Judges one card: I1 and I2 of the containers on it.

@@ -35,13 +35,10 @@ pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// How often it looks whether its registrar's socket is another one.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What is wrong with Allocate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
     #[default]
     None,
-    /// It answers with an error.
     Refuses,
     /// It does not answer.
     Hangs,
@@ -108,7 +105,6 @@ impl NvidiaPlugin {
         self.shared.allocated.lock().clone()
     }
 
-    /// Streams opened so far.
     #[must_use]
     pub fn streams(&self) -> u64 {
         self.shared.streams.load(Ordering::SeqCst)
@@ -127,13 +123,13 @@ impl NvidiaPlugin {
         while !stop.is_cancelled() {
             let stamp = Stamp::of(&registrar);
             let life = stop.child_token();
-            if stamp.is_some() {
-                if let Err(error) = self.register(&own, &registrar, life.clone()).await {
-                    tracing::debug!(error, "NVIDIA's plugin did not register; retrying");
-                    life.cancel();
-                    stop.run_until_cancelled(tokio::time::sleep(POLL)).await;
-                    continue;
-                }
+            if stamp.is_some()
+                && let Err(error) = self.register(&own, &registrar, life.clone()).await
+            {
+                tracing::debug!(error, "NVIDIA's plugin did not register; retrying");
+                life.cancel();
+                stop.run_until_cancelled(tokio::time::sleep(POLL)).await;
+                continue;
             }
             let served = Stamp::of(&own);
             while !stop.is_cancelled()

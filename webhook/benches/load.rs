@@ -146,7 +146,6 @@ impl Server {
     }
 }
 
-/// What one round showed.
 #[derive(Clone, Copy)]
 struct Round {
     per_second: f64,

@@ -24,7 +24,6 @@ pub struct Rejected {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value}: expected {expected}")]
 pub struct PolicyError {
-    /// Path of the field.
     pub field: String,
     pub value: String,
     pub expected: &'static str,

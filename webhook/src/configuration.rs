@@ -20,8 +20,11 @@ pub const PATH: &str = "/mutate";
 /// How the API server reaches the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// Through a Service.
-    Service { namespace: String, name: String, port: u16 },
+    Service {
+        namespace: String,
+        name: String,
+        port: u16,
+    },
     /// By URL, for an API server outside the cluster network.
     Url(String),
 }

@@ -13,7 +13,6 @@ use crate::view::ContainerView;
 pub struct Ratio {
     /// Cores; 100 is the whole card.
     pub cores: u32,
-    /// Blocks of memory.
     pub blocks: u32,
 }
 

@@ -86,7 +86,6 @@ pub enum Skip {
 }
 
 impl Skip {
-    /// One word for metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -31,7 +31,6 @@ pub struct Original<'a> {
     pub tolerations: ListEdit<'a>,
     #[serde(default, skip_serializing_if = "ListEdit::is_empty")]
     pub scheduling_gates: ListEdit<'a>,
-    /// Removed annotations.
     #[serde(borrow, default, skip_serializing_if = "MapEdit::is_empty")]
     pub annotations: MapEdit<'a>,
 }

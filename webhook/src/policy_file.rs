@@ -9,7 +9,6 @@ use serde_json::Value;
 pub struct PolicyFile {
     /// Its policies; `metadata.generation` is 0 where the file gives none.
     pub migrations: Vec<GPUMigration>,
-    /// Labels by namespace.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -31,7 +30,6 @@ pub enum PolicyFileError {
         "document {document} (Namespace {name}): metadata.labels: {key}: {value}: expected a string: \"{value}\""
     )]
     Label { document: usize, name: String, key: String, value: String },
-    /// Two policies of one name.
     #[error("document {document}: a second GPUMigration {name}: expected every name once")]
     Twice { document: usize, name: String },
 }

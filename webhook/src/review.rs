@@ -28,7 +28,6 @@ pub struct Snapshot {
 pub struct Answer {
     /// An AdmissionReview, to be sent with status 200.
     pub body: Vec<u8>,
-    /// One word for metrics.
     pub outcome: &'static str,
     /// Whether it was a dry run.
     pub dry_run: bool,
@@ -44,12 +43,7 @@ pub enum ReviewError {
     Malformed(serde_json::Error),
     /// JSON, but not a review that we speak.
     #[error("{field}: {value:?}: expected {expected}")]
-    Field {
-        /// Path of the field.
-        field: &'static str,
-        value: String,
-        expected: &'static str,
-    },
+    Field { field: &'static str, value: String, expected: &'static str },
 }
 
 #[derive(Deserialize)]

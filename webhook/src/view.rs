@@ -6,7 +6,6 @@ use serde_json::value::RawValue;
 
 /// A pod, or the pod template of a workload.
 pub type PodView<'a> = view::PodView<'a, &'a RawValue>;
-/// A container of any kind.
 pub type ContainerView<'a> = view::ContainerView<'a, &'a RawValue>;
 
 /// What a container's `env` says about one variable.

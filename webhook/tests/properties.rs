@@ -10,7 +10,6 @@ use gpu_migrate_webhook::review::{Snapshot, answer};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// How a container asks.
 #[derive(Clone, Debug)]
 struct Ask {
     cards: Option<u32>,

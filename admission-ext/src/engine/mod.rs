@@ -24,7 +24,6 @@ use crate::state::pod::{PodFacts, Rules};
 use crate::state::quota::{Exceeded, Used};
 use crate::state::{Cluster, Freed};
 
-/// Now, by both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub instant: Instant,
@@ -32,7 +31,6 @@ pub struct Now {
     pub unix_nanos: u128,
 }
 
-/// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Now + Send + Sync>;
 
 #[must_use]
@@ -43,7 +41,6 @@ pub fn machine_clock() -> Clock {
     })
 }
 
-/// What is configured.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub rules: Rules,
@@ -75,7 +72,6 @@ impl Default for Settings {
 pub enum Leads {
     Not,
     Alone,
-    /// It is, certainly until then.
     Until(Instant),
 }
 
@@ -86,7 +82,6 @@ pub struct Reply {
     pub outcome: Outcome,
 }
 
-/// The extender without its sockets.
 pub struct Engine {
     cluster: RwLock<Cluster>,
     api: Arc<dyn Api>,

@@ -12,7 +12,6 @@ use crate::wire::answer::Verdict;
 /// Beyond this many different texts the numbers are left out.
 const TEXTS: usize = 4;
 
-/// The reasons of one answer.
 #[derive(Debug, Default)]
 pub(super) struct Reasons {
     seen: HashMap<Key, u16, ahash::RandomState>,

@@ -9,7 +9,6 @@ use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use subtle::ConstantTimeEq as _;
 
-/// How callers prove themselves.
 #[derive(Clone, Debug, Default)]
 pub struct Callers {
     token: Option<Token>,

@@ -131,7 +131,6 @@ pub struct Freed {
     pub count: u64,
 }
 
-/// Everything known.
 #[derive(Debug, Default)]
 pub struct Cluster {
     nodes: Vec<NodeInfo>,
@@ -215,13 +214,11 @@ impl Cluster {
         }
     }
 
-    /// How many nodes are known.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.iter().filter(|info| info.facts.is_some()).count()
     }
 
-    /// How many pods are known.
     #[must_use]
     pub fn pod_count(&self) -> usize {
         self.pods.len()
@@ -239,7 +236,6 @@ impl Cluster {
         self.node_with_id(name).map(|(_, info)| info)
     }
 
-    /// The same with its number.
     #[must_use]
     pub fn node_with_id(&self, name: &str) -> Option<(NodeId, &NodeInfo)> {
         let id = *self.by_name.get(name)?;
@@ -257,7 +253,6 @@ impl Cluster {
         self.nodes.iter().filter(|info| info.known)
     }
 
-    /// The pod with this UID.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodFacts>> {
         self.pods.get(uid).map(|known| &known.pod)

@@ -22,7 +22,6 @@ use gpu_migrate_model::view::json::{Amount, Map};
 use super::pod::{Cards, PodFacts, cards_of};
 use crate::wire::node::NodeView;
 
-/// What the Node object says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
@@ -30,7 +29,6 @@ pub struct NodeFacts {
     pub cordoned: Vec<String>,
     /// vcuda cores, blocks and legacy cards that the node has.
     pub capacity: Amounts,
-    /// What of them is offered.
     pub allocatable: Amounts,
 }
 
@@ -117,7 +115,6 @@ impl NodeFacts {
     }
 }
 
-/// The cards of a node.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     /// In the order of [`CardIndex`].
@@ -133,7 +130,6 @@ pub struct Inventory {
     pub withheld: u32,
     /// The node offers no vcuda resources.
     pub legacy_only: bool,
-    /// It comes from a GPUShadow.
     pub published: bool,
 }
 
@@ -160,7 +156,6 @@ pub struct PublishedHold {
     pub hold: Hold,
 }
 
-/// What a GPUShadow says.
 #[derive(Clone, Debug, Default)]
 pub struct ShadowFacts {
     pub inventory: Inventory,

@@ -16,10 +16,8 @@ use gpu_migrate_model::view::json::Map;
 /// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
 pub type Cards = Box<[(u16, CardIndex)]>;
 
-/// How pods are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Names of the resources.
     pub dialect: Dialect,
     /// Whole cards must have the memory that is asked for. gpu-admission does not look (`pkg/algorithm/exclusive.go`).
     pub whole_card_memory: bool,
@@ -34,11 +32,8 @@ impl Default for Rules {
 /// What placement needs of a pod.
 #[derive(Clone, Debug)]
 pub struct PodFacts {
-    /// UID.
     pub uid: Arc<str>,
-    /// Namespace.
     pub namespace: Arc<str>,
-    /// Name.
     pub name: Arc<str>,
     /// What it asks for. An ask that makes no sense is kept as the text that says why.
     pub ask: Result<PodAsk, String>,
@@ -56,11 +51,9 @@ pub struct PodFacts {
     pub gated: bool,
     /// Labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Deletion was asked for.
     pub leaving: bool,
 }
 
-/// Membership in a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GangRef {
     /// Namespace and `scheduling.k8s.io/group-name`.

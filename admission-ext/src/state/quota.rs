@@ -14,12 +14,10 @@ use gpu_migrate_model::names;
 use super::NodeInfo;
 use super::pod::PodFacts;
 
-/// What quotas distinguish nodes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The node's pool, by its label.
     pool: Option<Arc<str>>,
-    /// The model of its cards.
     model: Arc<str>,
 }
 

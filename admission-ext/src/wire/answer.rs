@@ -168,7 +168,6 @@ impl Buffer {
     }
 }
 
-/// A JSON string.
 fn quote(text: &str) -> String {
     // A string has no key that could fail.
     serde_json::to_string(text).unwrap_or_default()

@@ -23,7 +23,6 @@ pub enum WireError {
         "{verb}: the body is not what kube-scheduler sends: {source}; expected the fields of extender/v1 {kind}"
     )]
     Body {
-        /// The verb that was called.
         verb: &'static str,
         /// The Go type that belongs there.
         kind: &'static str,
@@ -31,10 +30,7 @@ pub enum WireError {
     },
     /// Neither `Nodes` nor `NodeNames` was set.
     #[error("{verb}: Nodes and NodeNames are both null; expected one of them, by nodeCacheCapable")]
-    NoNodes {
-        /// The verb that was called.
-        verb: &'static str,
-    },
+    NoNodes { verb: &'static str },
 }
 
 /// `ExtenderArgs`: the body of filter and prioritize.
@@ -134,7 +130,6 @@ pub struct BindArgs<'a> {
     /// Its UID: a pod of the same name that was re-created has another.
     #[serde(rename = "PodUID")]
     pub pod_uid: &'a str,
-    /// The node that was chosen.
     pub node: &'a str,
 }
 

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// A borrowed Node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeView<'a> {
@@ -25,7 +24,6 @@ pub struct NodeView<'a> {
 pub struct NodeStatus<'a> {
     #[serde(borrow)]
     pub capacity: Map<'a, Amount<'a>, ExtendedResources>,
-    /// What of it is offered.
     #[serde(borrow)]
     pub allocatable: Map<'a, Amount<'a>, ExtendedResources>,
 }

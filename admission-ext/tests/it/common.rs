@@ -98,7 +98,6 @@ pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
     tokio::time::timeout(Duration::from_secs(60), met).await.unwrap();
 }
 
-/// The same by another clock.
 pub(crate) fn engine_at(clock: Clock, api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
     let rules = settings.rules.clone();
     let metrics = Metrics::register(&mut Registry::default());
@@ -126,7 +125,6 @@ pub(crate) fn filter(engine: &Engine, pod: &Value, nodes: &[&str]) -> Value {
     read(&engine.filter("filter", &body(pod, nodes)).body)
 }
 
-/// The nodes that pass.
 pub(crate) fn passing(engine: &Engine, pod: &Value, nodes: &[&str]) -> Vec<String> {
     serde_json::from_value(filter(engine, pod, nodes)["NodeNames"].clone()).unwrap()
 }

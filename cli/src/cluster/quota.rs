@@ -20,7 +20,6 @@ pub struct Translation {
     pub namespace: String,
     pub name: String,
     pub cards: u64,
-    /// The policy whose ratio counts.
     pub policy: String,
     pub cores: u64,
     pub blocks: u64,

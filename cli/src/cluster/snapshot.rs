@@ -19,7 +19,6 @@ use std::fmt::Debug;
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub nodes: Vec<Node>,
-    /// Pods, finished ones too.
     pub pods: Vec<Pod>,
     pub shadows: Vec<GPUShadow>,
     pub migrations: Vec<GPUMigration>,

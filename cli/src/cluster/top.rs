@@ -49,7 +49,6 @@ struct Holder {
     legacy: bool,
 }
 
-/// A pending pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Waiting {
     pod: String,
@@ -88,7 +87,6 @@ fn cards(shadow: &GPUShadow) -> &[CardStatus] {
     shadow.status.as_ref().map_or(&[], |status| status.cards.as_slice())
 }
 
-/// Holders, largest first.
 fn holders(snapshot: &Snapshot) -> Vec<Holder> {
     let mut all: Vec<Holder> = Vec::new();
     for shadow in &snapshot.shadows {

@@ -122,7 +122,6 @@ pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) 
 /// Where in an object the pod stands.
 #[derive(Clone, Copy)]
 struct Place {
-    /// JSON pointer to it.
     pointer: &'static str,
     /// It has no `metadata` in the manifest.
     bare: bool,

@@ -83,7 +83,6 @@ pub struct Converted {
     pub demand: (Option<Demand>, Option<Demand>),
     /// Warnings of the webhook at creation.
     pub warnings: Vec<String>,
-    /// Remarks of the plan.
     pub notes: Vec<String>,
 }
 

@@ -16,7 +16,6 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) enum WaveOf {
     /// In this wave, from 1, of so many.
     Wave(usize, usize),
-    /// It is in no wave.
     None,
     /// The operator does not restart it: `OnDelete`, a partition, a pause.
     ByHand,

@@ -68,7 +68,6 @@ fn registers(pod: &PodSpec) -> bool {
         || inside.into_iter().any(|mount| at(&mount.mount_path))
 }
 
-/// Command, arguments and image.
 fn words(container: &Container) -> impl Iterator<Item = &str> {
     let args = container.command.iter().chain(&container.args).flatten();
     args.chain(&container.image).map(String::as_str)

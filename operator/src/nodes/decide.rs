@@ -255,7 +255,6 @@ fn holders(shadow: Option<&GPUShadowStatus>, wanted: fn(&HolderStatus) -> bool) 
 /// DaemonSets to apply and to delete.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sets {
-    /// Needed by a node.
     pub apply: Vec<(Component, Value)>,
     /// Names of those that no node needs, or whose template has another name now.
     pub delete: Vec<String>,

@@ -87,7 +87,6 @@ pub struct Desired {
 pub struct OperatorCondition {
     pub kind: &'static str,
     pub status: bool,
-    /// CamelCase.
     pub reason: &'static str,
     pub message: String,
 }

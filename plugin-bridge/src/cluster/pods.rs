@@ -75,7 +75,6 @@ pub struct ApiLookup {
 }
 
 impl ApiLookup {
-    /// Looks through this client.
     #[must_use]
     pub fn new(client: Client, node_name: &str, dialect: Dialect) -> Self {
         Self { api: Api::all(client), selector: format!("spec.nodeName={node_name}"), dialect }

@@ -25,11 +25,7 @@ pub enum StartRefusal {
     NotIdentified,
     /// Its memory is on another card than its cores, and their cards have too little free memory.
     #[error("{holder}: its cores are on {cards:?}, which have too little free memory for it yet")]
-    NotColocated {
-        holder: HolderId,
-        /// The cards of its cores.
-        cards: Vec<CardIndex>,
-    },
+    NotColocated { holder: HolderId, cards: Vec<CardIndex> },
 }
 
 impl NodeState {

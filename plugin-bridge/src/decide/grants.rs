@@ -22,7 +22,6 @@ pub enum Resource {
 pub enum DeviceKey {
     Core(u32),
     Block(u32),
-    /// An ID of NVIDIA's plugin.
     Legacy(Arc<str>),
 }
 

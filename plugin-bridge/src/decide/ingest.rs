@@ -25,7 +25,6 @@ impl NodeState {
         self.mark_changed();
     }
 
-    /// A pod left the API.
     pub fn observe_pod_gone(&mut self, uid: &str, now: Millis) {
         self.pods.remove(uid, now);
         self.reconcile(now);

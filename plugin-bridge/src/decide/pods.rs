@@ -114,7 +114,6 @@ impl PodTable {
         self.pods.insert(pod.uid.clone(), pod);
     }
 
-    /// The pod left the API.
     pub(super) fn remove(&mut self, uid: &str, now: Millis) {
         if let Some(old) = self.pods.remove(uid) {
             self.record_departure(uid.to_owned(), &old, now);

@@ -98,7 +98,6 @@ mod tests {
     use crate::decide::{Drift, Settings, UpstreamDevice};
     use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
-    /// Ready, without grants.
     fn of_two_cards() -> NodeState {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
         let mut state = NodeState::new(

@@ -147,7 +147,6 @@ impl NodeState {
         &self.ledger
     }
 
-    /// The numbering of vcuda devices.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -263,7 +262,6 @@ impl NodeState {
         }
     }
 
-    /// The name of a resource.
     #[must_use]
     pub fn resource_name<'a>(&'a self, resource: &'a Resource) -> &'a str {
         match resource {
@@ -283,7 +281,6 @@ impl NodeState {
         }
     }
 
-    /// The ID of a key.
     #[must_use]
     pub fn id_of(&self, key: &DeviceKey) -> String {
         match key {

@@ -89,7 +89,6 @@ impl Resolved {
         self.map.ranges.iter().map(|range| range.card.clone()).collect()
     }
 
-    /// The numbering of device IDs.
     #[must_use]
     pub fn layout(&self, dialect: &Dialect) -> Layout {
         Layout::with_block_ranges(dialect, self.map.ranges.iter().map(CardRange::block_numbers).collect())
@@ -135,7 +134,6 @@ impl CardMap {
         Resolved { map, closed, missing, known }
     }
 
-    /// The range of a card.
     #[must_use]
     pub fn position(&self, uuid: &str) -> Option<CardIndex> {
         self.ranges.iter().position(|range| range.card.uuid == uuid).map(CardIndex::from)

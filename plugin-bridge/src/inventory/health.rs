@@ -105,7 +105,6 @@ impl CardHealth {
         self.health()
     }
 
-    /// Its health now.
     #[must_use]
     pub fn health(&self) -> Health {
         if self.failed_since.is_some() { Health::Unhealthy } else { Health::Healthy }

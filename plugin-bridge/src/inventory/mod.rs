@@ -20,7 +20,6 @@ use self::card_map::Resolved;
 pub struct Inventory {
     /// The cards: by minor number as they are found, in the order of their ranges of device IDs once [`arranged`](Inventory::arranged).
     pub cards: Vec<Card>,
-    /// How they are linked.
     pub topology: Topology,
     /// MIG devices and the card each is on.
     pub mig_devices: BTreeMap<String, CardIndex>,
@@ -64,7 +63,6 @@ impl Inventory {
     }
 }
 
-/// Why there is no inventory.
 #[derive(Debug, thiserror::Error)]
 pub enum InventoryError {
     /// The file cannot be read.
@@ -83,12 +81,7 @@ pub enum InventoryError {
     Nvml(#[from] nvml_wrapper::error::NvmlError),
     /// NVML does not report a required property of a card.
     #[error("NVML: card {index}: {what}: {source}")]
-    Card {
-        /// NVML's index.
-        index: u32,
-        what: &'static str,
-        source: nvml_wrapper::error::NvmlError,
-    },
+    Card { index: u32, what: &'static str, source: nvml_wrapper::error::NvmlError },
     /// The worker that calls NVML ended.
     #[error("the thread that calls NVML ended unexpectedly")]
     Worker,

@@ -7,17 +7,12 @@ pub struct VcudaConfig {
     pub pod_uid: String,
     /// Soft limit of cores; 0: none.
     pub limit: i32,
-    /// Name of the container.
     pub container: String,
     /// PCI address of the card, at most 15 bytes.
     pub bus_id: String,
-    /// Bytes of card memory.
     pub memory: u64,
-    /// Cores.
     pub cores: i32,
-    /// The limit is hard.
     pub hard: bool,
-    /// Version of the driver.
     pub driver: (i32, i32),
     /// Whether anything is limited: not on whole cards.
     pub enable: bool,
@@ -27,7 +22,6 @@ pub struct VcudaConfig {
 const SIZE: usize = 8240;
 
 impl VcudaConfig {
-    /// The file's content.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut file = vec![0_u8; SIZE];

@@ -37,36 +37,24 @@ pub enum EndpointError {
     Dial {
         /// Path of the kubelet's socket.
         path: PathBuf,
-        /// The transport's error.
         source: tonic::transport::Error,
     },
-    /// The kubelet rejected the registration.
     #[error("the kubelet refused to register {resource}: {status}")]
-    Refused {
-        /// The resource.
-        resource: String,
-        /// The kubelet's answer.
-        status: Box<tonic::Status>,
-    },
+    Refused { resource: String, status: Box<tonic::Status> },
 }
 
-/// What is registered.
 #[derive(Clone, Debug)]
 pub struct EndpointSpec {
-    /// Resource name.
     pub resource: String,
     /// File name of our socket in the device plugin directory.
     pub socket: String,
-    /// What the kubelet may call.
     pub options: DevicePluginOptions,
 }
 
 /// The registration of one resource with the kubelet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegistrationState {
-    /// Successful registrations so far.
     pub registrations: u64,
-    /// Whether it is registered now.
     pub registered: bool,
 }
 

@@ -46,10 +46,8 @@ pub enum Announcement {
     Lost(String),
 }
 
-/// One registration of one resource.
 #[derive(Clone, Debug)]
 pub struct Upstream {
-    /// Counts all registrations.
     pub epoch: u64,
     /// The connection, with the stream on it.
     pub client: DevicePluginClient<Channel>,

@@ -16,7 +16,6 @@ pub const KIND: &str = "gpu-migrate.io/gpu";
 /// Names of our files begin with this.
 const PREFIX: &str = "gpu-migrate-";
 
-/// The folder with our files.
 #[derive(Clone, Debug)]
 pub struct CdiSpecs {
     folder: PathBuf,

@@ -25,7 +25,6 @@ const PRE_START: Duration = Duration::from_secs(25);
 
 pub type LegacyPlugin = Service<Legacy>;
 
-/// One of NVIDIA's resources.
 pub struct Legacy {
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,

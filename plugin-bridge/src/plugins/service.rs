@@ -20,7 +20,6 @@ use crate::node::Node;
 /// How long pod-resources may take before an Allocate is refused: every pod of the node waits for it.
 pub(super) const POD_RESOURCES: Duration = Duration::from_millis(300);
 
-/// What differs between the plugins.
 #[tonic::async_trait]
 pub trait Plugin: Send + Sync + 'static {
     /// Label `kind` of the metrics.

@@ -29,7 +29,6 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 pub type SharedPlugin = Service<Shared>;
 
-/// One vcuda resource.
 pub struct Shared {
     node: Arc<Node>,
     resource: SharedResource,
@@ -48,7 +47,6 @@ pub struct AllocateConfig {
 }
 
 impl SharedPlugin {
-    /// What the kubelet may call.
     #[must_use]
     pub fn options() -> DevicePluginOptions {
         DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }

@@ -32,17 +32,9 @@ pub enum SimulateError {
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {source}", path.display())]
-    Snapshot {
-        path: PathBuf,
-        /// What is wrong in it.
-        source: SnapshotError,
-    },
+    Snapshot { path: PathBuf, source: SnapshotError },
     #[error("{}: {rejected}", path.display())]
-    Policy {
-        /// The file, or the flags.
-        path: PathBuf,
-        rejected: String,
-    },
+    Policy { path: PathBuf, rejected: String },
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error("{}: {source}", path.display())]

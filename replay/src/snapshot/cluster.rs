@@ -16,7 +16,6 @@ use crate::node::{ReplayNode, Request};
 /// Memory of a card whose memory is not known: more than any share asks for.
 const UNKNOWN_MEMORY_MIB: u64 = (1 << 20) * MIB_PER_BLOCK;
 
-/// All nodes with cards.
 #[derive(Clone, Debug)]
 pub struct ClusterState {
     /// In the order of the snapshot.

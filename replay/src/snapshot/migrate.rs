@@ -16,7 +16,6 @@ use super::plan::Plan;
 use super::read::{Snapshot, SnapshotPod};
 use crate::node::{BindError, Request};
 
-/// What a plan would give.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gain {
@@ -32,7 +31,6 @@ pub struct Gain {
     pub notes: Vec<String>,
 }
 
-/// One workload under one plan.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {

@@ -14,7 +14,6 @@ use super::read::Snapshot;
 /// Name of the project that every pod belongs to when one ratio is tried for all.
 const EVERYONE: &str = "everyone";
 
-/// A conversion to try.
 #[derive(Debug)]
 pub struct Plan {
     /// `50 cores`, or `policies`.

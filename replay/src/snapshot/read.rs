@@ -15,7 +15,6 @@ use serde_json::Value;
 /// NVIDIA's feature discovery says here how much memory a card of the node has, in MiB.
 const CARD_MEMORY: &str = "nvidia.com/gpu.memory";
 
-/// A node with cards.
 #[derive(Clone, Debug)]
 pub struct SnapshotNode {
     pub name: String,
@@ -48,7 +47,6 @@ pub struct SnapshotPod {
     pub value: Value,
 }
 
-/// A cluster at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Nodes with cards, in order of their names.

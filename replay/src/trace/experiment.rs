@@ -15,7 +15,6 @@ pub struct Spread {
     pub deviation: f64,
 }
 
-/// One policy over all seeds.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {

@@ -50,7 +50,6 @@ impl Models {
 }
 
 impl Requests {
-    /// The requests of these pods.
     #[must_use]
     pub fn of(pods: &[TracePod], models: &mut Models) -> Self {
         let mut known: HashMap<(Cores, HostResources, &[String]), usize> = HashMap::new();

@@ -11,17 +11,14 @@ use serde::Deserialize;
 /// Thousandths of a card in one core.
 const MILLI_PER_CORE: u32 = 10;
 
-/// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceNode {
     pub name: String,
     pub host: HostResources,
     pub cards: u32,
-    /// Their model.
     pub model: String,
 }
 
-/// A pod of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
     pub name: String,

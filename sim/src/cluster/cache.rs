@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::api::object::uid;
 
-/// Objects by UID.
 #[derive(Debug, Default)]
 pub struct Cache {
     objects: Mutex<BTreeMap<String, Arc<Value>>>,
@@ -63,12 +62,10 @@ impl Cache {
         cache
     }
 
-    /// All objects.
     pub fn all(&self) -> Vec<Arc<Value>> {
         self.objects.lock().values().cloned().collect()
     }
 
-    /// One object.
     pub fn get(&self, uid: &str) -> Option<Arc<Value>> {
         self.objects.lock().get(uid).cloned()
     }

@@ -19,24 +19,18 @@ use prost::Message;
 /// A device as its plugin lists it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Whether it may be allocated.
     pub healthy: bool,
-    /// Its NUMA nodes.
     pub numa: Vec<i64>,
 }
 
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// UID of the pod.
     pub pod: String,
-    /// Name of the container.
     pub container: String,
-    /// Name of the resource.
     pub resource: String,
     /// Device IDs, with their NUMA nodes as the checkpoint records them.
     pub ids: BTreeMap<String, Vec<i64>>,
-    /// The plugin's answer.
     pub answer: ContainerAllocateResponse,
 }
 
@@ -51,7 +45,6 @@ pub enum DeviceError {
         "requested number of devices unavailable for {resource}. Requested: {wanted}, Available: {available}"
     )]
     TooFew {
-        /// Name of the resource.
         resource: String,
         /// How many were needed beyond those of the pod's init containers.
         wanted: usize,
@@ -65,14 +58,12 @@ pub enum DeviceError {
 pub enum Request {
     /// The container has them already, with this answer; the plugin is not called again.
     Held(ContainerAllocateResponse),
-    /// Devices must be chosen.
     Choose(Choice),
 }
 
 /// The devices among which to choose.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// How many to choose.
     pub size: usize,
     /// All candidates, those of `must_include` among them.
     pub available: BTreeSet<String>,
@@ -140,7 +131,6 @@ impl DeviceManager {
         devices.for_each(|device| device.healthy = false);
     }
 
-    /// All resources that were listed.
     #[must_use]
     pub const fn devices(&self) -> &BTreeMap<String, BTreeMap<String, Device>> {
         &self.devices
@@ -202,7 +192,6 @@ impl DeviceManager {
         Ok(Request::Choose(Choice { size, available, must_include: reusable, reuses: false }))
     }
 
-    /// The plugin has answered Allocate.
     pub fn allocated(
         &mut self,
         pod: &str,

@@ -42,17 +42,10 @@ const MESSAGE_LIMIT: usize = 16 << 20;
 /// Why a container did not get its devices, or may not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
-    /// The kubelet's own refusal.
     #[error(transparent)]
     Device(#[from] super::DeviceError),
-    /// The plugin's refusal.
     #[error("rpc error: code = {code:?} desc = {message}")]
-    Plugin {
-        /// gRPC code.
-        code: Code,
-        /// The plugin's text.
-        message: String,
-    },
+    Plugin { code: Code, message: String },
 }
 
 impl From<Status> for ServiceError {
@@ -135,7 +128,6 @@ impl DeviceService {
         self.changed.subscribe()
     }
 
-    /// Looks at the manager.
     pub fn with<R>(&self, look: impl FnOnce(&DeviceManager) -> R) -> R {
         look(&self.state.lock().manager)
     }

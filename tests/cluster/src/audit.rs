@@ -45,7 +45,6 @@ pub(crate) fn policy() -> Value {
     })
 }
 
-/// One answered request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
@@ -55,9 +54,7 @@ pub struct Entry {
     object_ref: Option<Object>,
     response_status: Option<Answer>,
     request_object: Option<Value>,
-    /// When it came.
     pub request_received_timestamp: Timestamp,
-    /// When it was answered.
     pub stage_timestamp: Timestamp,
 }
 
@@ -125,7 +122,6 @@ impl Entry {
         self.code() == Some(201)
     }
 
-    /// Whether it succeeded.
     #[must_use]
     pub fn done(&self) -> bool {
         self.code().is_some_and(|code| code < 300)

@@ -107,7 +107,6 @@ fn kubernetes(name: &str) -> Result<PathBuf> {
     go_tool(&crate::package_folder(), KUBERNETES_GO_MOD, "k8s.io/kubernetes", name)
 }
 
-/// kubectl.
 pub fn kubectl() -> Result<PathBuf> {
     kubernetes("kubectl")
 }

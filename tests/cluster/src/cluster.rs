@@ -165,7 +165,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// A component by its name.
     pub fn component(&mut self, name: &str) -> Result<&mut Component> {
         self.components
             .iter_mut()
@@ -177,7 +176,6 @@ impl Cluster {
         &self.components
     }
 
-    /// SIGKILL.
     pub fn kill(&mut self, name: &str) -> Result<()> {
         self.component(name)?.kill()
     }
@@ -206,7 +204,6 @@ impl Cluster {
         ours.map(Component::name).try_for_each(|name| self.check_forbidden_of(name))
     }
 
-    /// The same for one component.
     pub fn check_forbidden_of(&self, name: &str) -> Result<()> {
         let component = self.components.iter().find(|c| c.name() == name);
         let refused = component.map(|c| c.log_lines(REFUSED)).transpose()?.unwrap_or_default();

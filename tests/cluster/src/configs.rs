@@ -28,7 +28,6 @@ pub struct Setup {
     pub ports: Ports,
     pub pki: Pki,
     pub binaries: Binaries,
-    /// The administrator's kubeconfig.
     pub admin: PathBuf,
 }
 

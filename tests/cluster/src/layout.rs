@@ -72,16 +72,11 @@ impl Layout {
 /// Loopback ports, all free at the moment of choosing.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
-    /// etcd, for clients.
     pub etcd: u16,
-    /// etcd, for peers.
     pub etcd_peer: u16,
     pub apiserver: u16,
-    /// kube-controller-manager's health and metrics.
     pub controller_manager: u16,
-    /// kube-scheduler's health and metrics.
     pub scheduler: u16,
-    /// The kubelet's API.
     pub kubelet: u16,
     /// Our webhook, and its metrics.
     pub webhook: [u16; 2],
@@ -89,9 +84,7 @@ pub struct Ports {
     pub extender: [u16; 2],
     /// The same of its other replica, where there are two.
     pub second_extender: [u16; 2],
-    /// The bridge's metrics.
     pub bridge_metrics: u16,
-    /// The metrics of both operators.
     pub operators: [u16; 2],
 }
 

@@ -17,7 +17,6 @@ pub struct WebhookCalls {
 }
 
 impl WebhookCalls {
-    /// Reads the counters.
     pub async fn read(client: &Client) -> Result<Self> {
         let request = ::http::Request::get("/metrics").body(Vec::new())?;
         Ok(Self::parse(&client.request_text(request).await?))

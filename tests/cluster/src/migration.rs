@@ -79,7 +79,6 @@ impl Cluster {
         }
     }
 
-    /// The GPUShadow of the node.
     pub async fn shadow(&self) -> Result<GPUShadow> {
         Ok(Api::<GPUShadow>::all(self.client.clone()).get(NODE).await?)
     }

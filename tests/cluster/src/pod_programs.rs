@@ -27,7 +27,6 @@ pub const NVIDIA_NAMESPACE: &str = "kube-system";
 /// The label of the pods of NVIDIA's plugin.
 pub const NVIDIA_LABEL: &str = "name=nvidia-device-plugin-ds";
 
-/// The programs of one pod.
 #[derive(Clone, Debug)]
 pub(crate) struct PodPrograms {
     uid: String,

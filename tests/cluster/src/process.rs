@@ -25,7 +25,6 @@ use nix::{
 /// How long a component may take to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What to run.
 #[derive(Clone, Debug)]
 pub struct ProcessSpec {
     /// Name of the component and of its log file.
@@ -82,7 +81,6 @@ impl Component {
         &self.recipe.name
     }
 
-    /// Its process, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }

@@ -38,7 +38,6 @@ pub struct Runbook {
 #[derive(Clone, Debug)]
 pub struct CommandOutput {
     pub status: i32,
-    /// What it printed, errors included.
     pub text: String,
 }
 

@@ -28,7 +28,6 @@ pub const OF_KUBERNETES: [&str; 6] =
 /// Directories on the node that programs of ours write to, or could. `pods` is the kubelet's own.
 const DIRECTORIES: [&str; 3] = [KUBELET_ROOT, "/var/run/cdi", "/etc/cdi"];
 
-/// Both at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// By `group Kind namespace/name`, stripped.
@@ -40,7 +39,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Looks.
     pub async fn take(client: &Client) -> Result<Self> {
         let mut snapshot = Self::default();
         let discovery =
@@ -168,7 +166,6 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// The fields that differ.
 fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(old), Value::Object(new)) => {

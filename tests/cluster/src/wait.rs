@@ -9,10 +9,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// A poll that takes longer than this hangs.
 const HANGS: Duration = Duration::from_secs(10);
 
-/// The result of one poll.
 #[derive(Debug)]
 pub enum Seen<T> {
-    /// The condition holds.
     Done(T),
     /// It does not hold yet; the text describes the actual state.
     NotYet(String),

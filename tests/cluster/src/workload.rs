@@ -154,7 +154,6 @@ pub fn only_card(container: &Container) -> Result<String> {
     cards.pop().context("there is one")
 }
 
-/// A pod's annotation.
 pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Result<&'a str> {
     pod.annotations()
         .get(key)

@@ -21,13 +21,11 @@ use super::Store;
 use super::conditions::{self, Verdict};
 use crate::compile::Rejected;
 
-/// The two watches.
 pub struct ClusterSource {
     client: Client,
     store: Store,
     label_keys: Vec<String>,
     ready: Arc<Ready>,
-    /// What is in force.
     published: Option<Published>,
 }
 
@@ -73,7 +71,6 @@ impl ClusterSource {
         Self { client, store, label_keys, ready: Arc::default(), published: None }
     }
 
-    /// A part of readiness.
     #[must_use]
     pub fn listed(&self) -> Listed {
         Listed(Arc::clone(&self.ready))

@@ -49,7 +49,6 @@ pub(crate) fn set(target: &mut Value, path: &str, value: Value) {
     *at = value;
 }
 
-/// A pod and its surroundings.
 pub(crate) struct Case {
     pod: Value,
     name: &'static str,
@@ -58,7 +57,6 @@ pub(crate) struct Case {
     request: String,
 }
 
-/// What came of it.
 pub(crate) struct Done {
     pub(crate) before: Value,
     pub(crate) pod: Value,

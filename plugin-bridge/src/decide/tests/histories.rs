@@ -25,7 +25,6 @@ const fn admit() -> Step {
 }
 
 impl Step {
-    /// The extender chose this card.
     fn reserved(self, card: usize) -> Self {
         let Self::Bind { containers, .. } = self else { return self };
         Self::Bind { containers, reserved: Some(card) }

@@ -13,7 +13,6 @@ use super::agent::{Agent, Decisions, Mutant, Services, Trouble};
 use super::record::{Digest, Record, numbers};
 use super::world::{CARDS, Fault, World, share};
 
-/// One thing that happens.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Bind { containers: Vec<(ContainerKind, Demand)>, reserved: Option<usize> },

@@ -50,7 +50,6 @@ impl Record {
     }
 }
 
-/// A step without its names.
 pub(super) fn numbers(step: &Step) -> String {
     let fault = |fault: &Fault| match fault {
         Fault::None => (0, 0),

@@ -28,14 +28,11 @@ use super::{conditions, object};
 /// Longest answer of a webhook.
 const LARGEST_ANSWER: usize = 7 << 20;
 
-/// What is asked about.
 #[derive(Clone, Copy, Debug)]
 pub struct Creation<'a> {
-    /// Of what kind.
     pub kind: &'a Kind,
     /// Labels of its namespace; null for cluster-scoped objects.
     pub namespace: Option<&'a Value>,
-    /// Nothing will be stored.
     pub dry_run: bool,
 }
 

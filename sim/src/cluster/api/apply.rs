@@ -9,7 +9,6 @@ use super::merge_keys::{is_set, list_keys};
 use super::object::{items, metadata, timestamp};
 use super::status::Refusal;
 
-/// Who writes, through which door.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
     /// `fieldManager`, or the client's name.
@@ -18,7 +17,6 @@ pub struct Writer<'a> {
     pub subresource: &'a str,
     /// Version of the API that is spoken.
     pub api_version: &'a str,
-    /// Now.
     pub now: Timestamp,
 }
 

@@ -47,13 +47,11 @@ impl Fields {
         set
     }
 
-    /// Whether it has nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.here && self.below.is_empty()
     }
 
-    /// What is in both.
     #[must_use]
     pub fn both(&self, other: &Self) -> Self {
         let below =
@@ -79,7 +77,6 @@ impl Fields {
         Self { here: here && !hollow, below }
     }
 
-    /// What is in either.
     #[must_use]
     pub fn either(&self, other: &Self) -> Self {
         let mut union = self.clone();
@@ -102,7 +99,6 @@ impl Fields {
         Value::Object(map)
     }
 
-    /// Reads that form.
     #[must_use]
     pub fn from_value(value: &Value) -> Self {
         fn read(value: &Value) -> Fields {

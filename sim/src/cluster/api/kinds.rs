@@ -9,12 +9,10 @@ use serde_json::Value;
 use super::object::items;
 use super::store::ResourceId;
 
-/// One kind in one version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kind {
     /// API group; empty for the core group.
     pub group: String,
-    /// Version.
     pub version: String,
     /// `Pod`.
     pub kind: String,
@@ -60,7 +58,6 @@ impl Kind {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
     }
 
-    /// Whether it has this subresource.
     #[must_use]
     pub fn has(&self, subresource: &str) -> bool {
         self.subresources.iter().any(|s| s == subresource)
@@ -164,7 +161,6 @@ fn keyed(kind: Kind) -> ((String, String, String), Arc<Kind>) {
 }
 
 impl Kinds {
-    /// The kind behind a path.
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Kind>> {
         let key = (group.to_owned(), version.to_owned(), plural.to_owned());
         self.known.read().get(&key).cloned()
@@ -188,7 +184,6 @@ impl Kinds {
         known.extend(custom(definition).map(keyed));
     }
 
-    /// Serves it no longer.
     pub fn undefine(&self, definition: &Value) {
         let name = &definition["metadata"]["name"];
         self.known.write().retain(|_, kind| kind.custom.is_none() || kind.qualified() != *name);

@@ -7,7 +7,6 @@ use serde_json::Value;
 pub struct ListKeys {
     /// The key of strategic merge patches.
     pub patch: &'static str,
-    /// The keys of server-side apply.
     pub apply: &'static [&'static str],
 }
 

@@ -10,10 +10,8 @@ use super::kinds::{Kind, Kinds};
 use super::select::Selector;
 use super::status::Refusal;
 
-/// Where a request goes.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Kind of the resource.
     pub kind: Arc<Kind>,
     /// Namespace; empty for cluster-scoped resources and for lists of all namespaces.
     pub namespace: String,
@@ -83,12 +81,9 @@ impl Target {
 /// The form in which objects are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// As they are.
     #[default]
     Whole,
-    /// Rows.
     Table,
-    /// Metadata alone.
     Partial,
 }
 
@@ -116,7 +111,6 @@ impl Form {
 #[derive(Clone, Debug, Default)]
 pub struct Parameters {
     query: HashMap<String, String>,
-    /// Form of the answer.
     pub form: Form,
     /// Media type of the body.
     pub media: String,
@@ -124,7 +118,6 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Reads them.
     #[must_use]
     pub fn of(uri: &Uri, headers: &HeaderMap) -> Self {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -175,7 +168,6 @@ impl Parameters {
     }
 }
 
-/// Percent-decoding of a query.
 fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -258,21 +250,14 @@ pub fn check_shape(object: &Value) -> Result<(), Refusal> {
 /// `GET` of a collection with `watch=true`, and so on: what is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// One object.
     Get,
-    /// A collection.
     List,
-    /// A stream.
     Watch,
-    /// A new object.
     Create,
-    /// A whole object.
     Update,
     /// A change, in one of four forms.
     Patch,
-    /// One object.
     Delete,
-    /// A collection.
     DeleteAll,
 }
 

@@ -44,7 +44,6 @@ impl Selector {
         Ok(Self { labels, fields })
     }
 
-    /// Whether an object is wanted.
     #[must_use]
     pub fn matches(&self, object: &Value) -> bool {
         let labels = super::object::labels(object);

@@ -31,9 +31,7 @@ pub struct ServeError {
 /// A server that is being served.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// The server itself.
     pub server: Arc<ApiServer>,
-    /// Where it listens, on loopback.
     pub address: SocketAddr,
 }
 
@@ -63,7 +61,6 @@ impl ApiServer {
 }
 
 impl Running {
-    /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)

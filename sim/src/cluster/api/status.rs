@@ -4,14 +4,11 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-/// A request that was refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// HTTP status.
     pub code: StatusCode,
     /// Machine-readable reason, as `k8s.io/apimachinery/pkg/apis/meta/v1` names them.
     pub reason: &'static str,
-    /// For people.
     pub message: String,
     /// `details` of the Status.
     pub details: Value,

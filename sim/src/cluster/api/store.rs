@@ -19,27 +19,21 @@ pub type ResourceId = Arc<str>;
 /// Namespace (empty where there is none) and name.
 pub type Name = (String, String);
 
-/// What happened to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is new.
     Added,
-    /// It was there before.
     Modified,
     /// It is gone; the object is its last state.
     Deleted,
 }
 
-/// One change.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// Resource version after the change.
     pub revision: u64,
-    /// What happened.
     pub change: Change,
     /// To what kind of object.
     pub resource: ResourceId,
-    /// The object after it.
     pub object: Arc<Value>,
     /// The object before it: a watch with a selector tells by it whether the object came into view or left it.
     pub before: Option<Arc<Value>>,
@@ -50,11 +44,9 @@ pub struct Event {
 pub enum Write {
     /// Store this. The store sets the resource version.
     Put(Value),
-    /// Remove it.
     Remove,
 }
 
-/// All objects.
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
@@ -85,7 +77,6 @@ impl Store {
         self.revision.subscribe()
     }
 
-    /// One object.
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let inner = self.inner.lock();
         inner.objects.get(resource)?.get(&(namespace.to_owned(), name.to_owned())).cloned()
@@ -106,7 +97,6 @@ impl Store {
         all.filter(|(_, name)| name.0 == namespace).map(|(id, name)| (id.clone(), name.clone())).collect()
     }
 
-    /// All objects of all resources.
     pub fn everything(&self) -> Vec<(ResourceId, Arc<Value>)> {
         let inner = self.inner.lock();
         inner.objects.iter().flat_map(|(id, all)| all.values().map(|o| (id.clone(), o.clone()))).collect()

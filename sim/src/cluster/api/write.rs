@@ -18,11 +18,8 @@ use super::{ApiServer, defaults, strategic};
 /// A stored or removed object, with warnings for its author.
 #[derive(Debug)]
 pub struct Done {
-    /// What is answered.
     pub object: Arc<Value>,
-    /// Whether it is new.
     pub created: bool,
-    /// From webhooks.
     pub warnings: Vec<String>,
 }
 

@@ -7,7 +7,6 @@ use super::{owner_reference, path_of};
 use crate::cluster::api::object::{items, meta};
 use crate::cluster::json_client;
 
-/// Whether a pod is ready.
 pub(super) fn is_ready(pod: &Value) -> bool {
     items(&pod["status"], "conditions").any(|c| c["type"] == "Ready" && c["status"] == "True")
         && !is_going(pod)

@@ -23,16 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::device_manager::service::DeviceService;
 
-/// What the node is like.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSpec {
-    /// Its name.
     pub name: String,
     /// Labels besides the host name.
     pub labels: BTreeMap<String, String>,
-    /// Cores of its processors.
     pub cpu: u32,
-    /// Its memory.
     pub memory_gib: u32,
 }
 
@@ -64,15 +60,10 @@ impl Default for Pace {
 /// A container that runs, and what it was given.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Given {
-    /// The node.
     pub node: String,
-    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
     pub pod: String,
-    /// Its UID.
     pub uid: String,
-    /// The container.
     pub container: String,
     /// Device IDs by resource, as the kubelet has them.
     pub devices: BTreeMap<String, Vec<String>>,
@@ -83,13 +74,11 @@ pub struct Given {
 /// What an observer beside the runtime sees.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happening {
-    /// A container started.
     Started(Box<Given>),
     /// It ended: UID of the pod, container.
     Ended(String, String),
 }
 
-/// Handle of a kubelet.
 #[derive(Clone)]
 pub struct Kubelet {
     inner: Arc<Inner>,
@@ -176,7 +165,6 @@ impl Kubelet {
         &self.inner.root
     }
 
-    /// Its device manager.
     #[must_use]
     pub fn devices(&self) -> &Arc<DeviceService> {
         &self.inner.devices

@@ -23,7 +23,6 @@ struct Grant {
     annotations: BTreeMap<String, String>,
 }
 
-/// A pod that was admitted.
 struct Run {
     kubelet: Arc<Inner>,
     pod: Value,
@@ -106,7 +105,6 @@ async fn patch_status(kubelet: &Inner, pod: &Value, status: Value) {
     }
 }
 
-/// Where a container stands.
 #[derive(Clone, Debug, PartialEq)]
 enum Standing {
     Waiting(&'static str),

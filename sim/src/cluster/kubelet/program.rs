@@ -11,9 +11,7 @@ use serde_json::Value;
 /// How a container ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// After how long.
     pub after: Duration,
-    /// With which code.
     pub code: i32,
 }
 

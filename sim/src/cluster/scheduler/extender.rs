@@ -26,14 +26,12 @@ pub struct ExtenderConfig {
     pub timeout: Duration,
 }
 
-/// A client of it.
 #[derive(Clone, Debug)]
 pub(super) struct Extender {
     config: ExtenderConfig,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// What filter answered.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Filtered {

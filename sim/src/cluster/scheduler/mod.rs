@@ -33,14 +33,12 @@ const ASSUMED: Duration = Duration::from_secs(30);
 pub struct SchedulerConfig {
     /// Names of the profiles: pods of other schedulers are left alone.
     pub names: Vec<String>,
-    /// The extender, if any.
     pub extender: Option<ExtenderConfig>,
 }
 
 /// How the waits of pods came about, for who measures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerCounts {
-    /// Pods bound.
     pub bound: u64,
     /// Cycles that ended without a node.
     pub unschedulable: u64,
@@ -48,7 +46,6 @@ pub struct SchedulerCounts {
     pub errors: u64,
 }
 
-/// A scheduler.
 pub struct Scheduler {
     names: Vec<String>,
     extender: Option<Extender>,
@@ -71,7 +68,6 @@ struct State {
 #[derive(Clone, Debug)]
 struct Waiting {
     attempts: u32,
-    /// Errors wait for this.
     until: Option<Instant>,
     /// Pods without a node wait for the cluster, or themselves, to look otherwise.
     unless_changed: Option<(u64, u64)>,
@@ -333,7 +329,6 @@ struct View {
 struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Whatever the order.
     fn add(&mut self, part: &str) {
         let hash = part
             .bytes()

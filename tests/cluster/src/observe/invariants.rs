@@ -32,29 +32,20 @@ pub struct Entitlement {
 pub struct Holding {
     /// The container and what it is entitled to.
     pub entitlement: Entitlement,
-    /// UUIDs.
     pub cards: Vec<String>,
 }
 
-/// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Violation {
     /// I1: a legacy container shares its card.
-    NotExclusive {
-        card: String,
-        /// All that hold it, sorted.
-        holders: Vec<String>,
-    },
+    NotExclusive { card: String, holders: Vec<String> },
     /// I2: the shares of a card exceed it.
     Overcommitted {
         card: String,
         /// Sum of cores, of 100.
         cores: u64,
-        /// Sum of blocks.
         blocks: u64,
-        /// Of so many blocks.
         of_blocks: u64,
-        /// All that hold it, sorted.
         holders: Vec<String>,
     },
     /// A container sees more, fewer or other cards than it is entitled to.

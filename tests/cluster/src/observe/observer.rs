@@ -22,7 +22,6 @@ const BLOCKS_PER_CARD: u64 = 160;
 /// How long the last sample may take.
 const END: Duration = Duration::from_secs(30);
 
-/// A running observer.
 #[derive(Debug)]
 pub struct Observer {
     stop: Arc<AtomicBool>,

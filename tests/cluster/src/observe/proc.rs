@@ -13,9 +13,7 @@ pub struct Container {
     pub name: String,
     /// Its ID at the runtime, from its cgroup.
     pub id: String,
-    /// Its first process.
     pub pid: u32,
-    /// That process's real environment.
     pub environment: BTreeMap<String, String>,
 }
 

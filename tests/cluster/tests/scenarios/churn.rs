@@ -111,7 +111,6 @@ async fn delete(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
     }
 }
 
-/// A number from the environment.
 fn number<T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>>(
     name: &str,
     default: T,

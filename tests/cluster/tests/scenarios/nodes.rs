@@ -236,12 +236,9 @@ async fn delete_outright(client: &Client, pod: &Pod) -> Result<()> {
 
 /// The operator's objects at one moment.
 struct World {
-    /// Labels of all nodes.
     nodes: BTreeMap<String, BTreeMap<String, String>>,
     shadows: BTreeMap<String, GPUShadowStatus>,
-    /// DaemonSets in our namespace.
     sets: BTreeSet<String>,
-    /// Pods in our namespace.
     pods: Vec<Pod>,
     /// By the GPUConfig's status.
     nodes_and_ready: (u32, u32),

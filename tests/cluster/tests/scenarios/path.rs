@@ -141,14 +141,12 @@ fn held<'a>(placed: impl IntoIterator<Item = &'a Placed>) -> Vec<(String, String
     placed.into_iter().flat_map(|(pod, c)| c.cards().into_iter().map(|card| (card, uid(pod)))).collect()
 }
 
-/// The cards of each, sorted.
 fn cards<'a>(placed: impl IntoIterator<Item = &'a Placed>) -> Vec<String> {
     let mut all: Vec<String> = placed.into_iter().flat_map(|(_, c)| c.cards()).collect();
     all.sort();
     all
 }
 
-/// All cards but these, sorted.
 fn other_than(cards: &[String]) -> Vec<String> {
     all_uuids().into_iter().filter(|card| !cards.contains(card)).collect()
 }

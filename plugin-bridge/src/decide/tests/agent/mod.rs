@@ -34,7 +34,6 @@ pub(super) enum Mutant {
     Ledger(Fault),
     /// Every shared container is shown the first card.
     OneCard,
-    /// Every Allocate is refused.
     Refuses,
 }
 
@@ -53,27 +52,22 @@ pub(super) trait Agent: Sized {
 
     /// Changes or reads its state.
     fn with_state<R>(&self, what: impl FnOnce(&mut NodeState, Millis) -> R) -> R;
-    /// It reads the kubelet checkpoint.
     fn read_checkpoint(&mut self);
     /// It has read the kubelet checkpoint as it is on disk.
     fn is_up_to_date(&self) -> bool;
     /// It sees that the kubelet restarted at this moment.
     fn notice_kubelet(&mut self, at: Millis);
-    /// It asks pod-resources.
     fn list_pod_resources(&mut self);
 
     /// A card is healthy or not, to NVIDIA's plugin and to the inventory.
     fn set_healthy(&mut self, card: usize, healthy: bool);
     /// NVIDIA's plugin is there, and sends its list.
     fn nvidia_returns(&mut self);
-    /// NVIDIA's plugin ends.
     fn nvidia_goes(&mut self);
 
     /// What the kubelet has on its stream of this resource; `None` where nothing came.
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>>;
-    /// The kubelet's streams end.
     fn end_streams(&mut self);
-    /// Answers GetPreferredAllocation.
     fn prefer(
         &mut self,
         resource: &'static str,
@@ -88,7 +82,6 @@ pub(super) trait Agent: Sized {
         ids: Vec<String>,
         trouble: Trouble,
     ) -> Option<BTreeSet<usize>>;
-    /// Answers PreStartContainer.
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
 }
 

@@ -379,7 +379,6 @@ struct FailingDisk(Arc<Mutex<Fails>>);
 
 #[derive(Debug, Default)]
 struct Fails {
-    /// Steps until it does.
     after: Option<u8>,
     for_ever: bool,
 }
@@ -409,7 +408,6 @@ impl Disk for FailingDisk {
     }
 }
 
-/// The kubelet's pod-resources API.
 #[derive(Debug)]
 struct KubeletApi(Arc<Mutex<Kubelet>>);
 

@@ -46,7 +46,6 @@ impl Kubelet {
         self.stamp_socket(0);
     }
 
-    /// The checkpoint on disk.
     pub(in super::super) fn checkpoint(&self) -> &[u8] {
         &self.disk
     }
@@ -95,7 +94,6 @@ impl Kubelet {
         stamp(&socket, at);
     }
 
-    /// What pod-resources lists.
     pub(in super::super) fn list(&self) -> Vec<ContainerDevices> {
         let name = |uid: &str| (!self.ended.contains(uid)).then(|| ("n".to_owned(), uid.to_owned()));
         lister::rows(self.manager.pod_resources(name))

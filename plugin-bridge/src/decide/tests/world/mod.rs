@@ -35,7 +35,6 @@ enum WatchEvent {
     Gone(String),
 }
 
-/// The API server.
 #[derive(Debug, Default)]
 pub(super) struct Api {
     pub(super) pods: BTreeMap<String, PodView>,
@@ -183,7 +182,6 @@ impl<A: Agent> World<A> {
         }
     }
 
-    /// The watch is relisted.
     pub(super) fn relist(&mut self) {
         self.notice();
         self.events.clear();
@@ -209,7 +207,6 @@ impl<A: Agent> World<A> {
         self.agent.read_checkpoint();
     }
 
-    /// The agent asks pod-resources.
     pub(super) fn list_pod_resources(&mut self) {
         self.agent.list_pod_resources();
     }
@@ -352,7 +349,6 @@ impl<A: Agent> World<A> {
         }
     }
 
-    /// A list reaches the kubelet.
     pub(super) fn deliver_list(&mut self, which: usize) {
         let resource = [GPU, CORE, MEMORY][which % 3];
         if which >= 3 {
@@ -370,7 +366,6 @@ impl<A: Agent> World<A> {
     }
 }
 
-/// A share of one card.
 pub(super) const fn share(cores: u32, blocks: u32) -> Demand {
     Demand { cores: Cores(cores), blocks: Blocks(blocks), legacy: 0 }
 }
