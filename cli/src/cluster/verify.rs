@@ -84,7 +84,7 @@ fn from_pods(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) -> Ledger 
             match cards_of(pod, container) {
                 Ok(Some(cards)) => record(&mut ledger, pod, container, &cards, found),
                 Ok(None) => {
-                    found.unknown.push(format!("{shown}, {}: no annotation names its card", container.name))
+                    found.unknown.push(format!("{shown}, {}: no annotation names its card", container.name));
                 }
                 Err(error) => found.unknown.push(format!("{shown}: {error}")),
             }
