@@ -28,7 +28,7 @@ fn registered() -> BTreeSet<String> {
     for (component, sources) in [
         ("webhook", &["webhook/src/metrics.rs"][..]),
         ("extender", &["admission-ext/src/metrics.rs"]),
-        ("bridge", &["plugin-bridge/src/metrics.rs"]),
+        ("node_agent", &["plugin-bridge/src/metrics.rs"]),
         ("operator", &["operator/src/metrics.rs"]),
     ] {
         for source in sources {

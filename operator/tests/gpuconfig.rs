@@ -118,7 +118,10 @@ async fn daemon_sets_come_with_the_first_node_and_go_with_the_last() {
     assert_eq!((labels["plugin"].as_str(), labels["run-node-agent"].as_str()), ("Bridged", "none"));
     let expected = ["gpu-migrate-bridge", "gpu-migrate-dcgm-exporter", "gpu-migrate-nvidia-plugin-bridged"];
     assert_eq!(stage.sets().await, expected);
-    assert_eq!(stage.condition("Ready").await, ("False".into(), "2 nodes do not report: n1; n2".into()));
+    assert_eq!(
+        stage.condition("Ready").await,
+        ("False".into(), "2 nodes have no ready node agent: n1; n2".into())
+    );
 
     // Rounds that find nothing to do write nothing.
     let version =
