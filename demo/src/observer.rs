@@ -161,7 +161,7 @@ impl Observer {
         match violation {
             Violation::Exclusive { .. } => state.violations.exclusive += 1,
             Violation::Overcommitted { .. } | Violation::FreeInUse { .. } => {
-                state.violations.overcommitted += 1
+                state.violations.overcommitted += 1;
             }
         }
         state.violations.note(violation.to_string());

@@ -140,8 +140,8 @@ fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, S
             Step::StartAndDie(at) => world.start_and_die(at),
         }
         world.check().map_err(|what| format!("after step {number} ({step:?}): {what}"))?;
-        digest += &numbers(step);
-        digest += &world.course();
+        digest.add(&numbers(step));
+        digest.add(&world.course());
     }
     Ok(digest)
 }

@@ -1,8 +1,6 @@
 //! A record of random histories, to compare them before and after a change that must not alter behaviour: a number for each history, made
 //! of its steps and of what every container has after each of them. No name of ours, no time and no layout of a file is in it.
 
-use std::ops::AddAssign;
-
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 use parking_lot::Mutex;
 
@@ -19,8 +17,8 @@ impl Default for Digest {
     }
 }
 
-impl AddAssign<&str> for Digest {
-    fn add_assign(&mut self, text: &str) {
+impl Digest {
+    pub(super) fn add(&mut self, text: &str) {
         for byte in text.bytes().chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
