@@ -54,7 +54,7 @@ pub(super) struct StageNode {
     pub(super) kubelet: Kubelet,
     agent: Option<Process>,
     arguments: Vec<String>,
-    kept_book: Option<Vec<u8>>,
+    kept_checkpoint: Option<Vec<u8>>,
 }
 
 impl Stage {
@@ -171,23 +171,26 @@ impl StageNode {
 
     /// Keeps a copy of the kubelet checkpoint.
     pub(super) fn copy_checkpoint(&mut self) -> anyhow::Result<()> {
-        let book = self.book();
-        self.kept_book = Some(std::fs::read(&book).with_context(|| book.display().to_string())?);
+        let checkpoint = self.checkpoint();
+        self.kept_checkpoint =
+            Some(std::fs::read(&checkpoint).with_context(|| checkpoint.display().to_string())?);
         Ok(())
     }
 
     /// Kills the agent, puts the kept copy in place of the kubelet checkpoint, and starts the agent.
     pub(super) async fn stale_checkpoint(&mut self, away: Duration) -> anyhow::Result<()> {
-        let old =
-            self.kept_book.clone().context("staleCheckpoint: no copyCheckpoint of this node came before")?;
+        let old = self
+            .kept_checkpoint
+            .clone()
+            .context("staleCheckpoint: no copyCheckpoint of this node came before")?;
         self.agent = None;
         tokio::time::sleep(away).await;
-        std::fs::write(self.book(), old)?;
+        std::fs::write(self.checkpoint(), old)?;
         self.agent = Some(start_agent(&self.script.name, &self.arguments)?);
         Ok(())
     }
 
-    fn book(&self) -> PathBuf {
+    fn checkpoint(&self) -> PathBuf {
         self.kubelet.root().join("device-plugins/kubelet_internal_checkpoint")
     }
 }
@@ -310,7 +313,7 @@ async fn start_node(
     let plugin = NvidiaPlugin::new(cards.clone());
     tokio::spawn(plugin.run(root.join("device-plugins"), registrar.into(), stop.clone()));
     let agent = Some(start_agent(&script.name, &arguments)?);
-    Ok(StageNode { script: script.clone(), cards, kubelet, agent, arguments, kept_book: None })
+    Ok(StageNode { script: script.clone(), cards, kubelet, agent, arguments, kept_checkpoint: None })
 }
 
 fn inventory_of(script: &NodeScript, cards: &[String]) -> serde_json::Value {

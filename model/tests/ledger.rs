@@ -95,9 +95,9 @@ fn lawful(flat: &Flat, card: u32) -> bool {
     cores <= 100 && blocks <= BLOCKS
 }
 
-struct Books;
+struct Model;
 
-impl ReferenceStateMachine for Books {
+impl ReferenceStateMachine for Model {
     type State = ();
     type Transition = Step;
 
@@ -236,7 +236,7 @@ struct Machine;
 
 impl StateMachineTest for Machine {
     type SystemUnderTest = Pair;
-    type Reference = Books;
+    type Reference = Model;
 
     fn init_test((): &()) -> Pair {
         Pair::new(Ledger::new(cards()))

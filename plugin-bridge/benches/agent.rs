@@ -36,7 +36,7 @@ fn cards() -> Vec<Card> {
 }
 
 /// 100 shared pods of 8 cores and 24 blocks in the kubelet checkpoint.
-fn book() -> Vec<u8> {
+fn checkpoint_text() -> Vec<u8> {
     let rows: Vec<_> = (0..100_u32)
         .flat_map(|pod| {
             let (card, place) = (pod / 13, pod % 13);
@@ -63,7 +63,7 @@ fn book() -> Vec<u8> {
 fn state(filled: bool) -> NodeState {
     let mut state = NodeState::new(Settings::default(), cards(), &Topology::uniform(8, LinkLevel::Pix));
     state.observe_pods(Vec::new(), 1);
-    let text = if filled { book() } else { br#"{"Data":{"PodDeviceEntries":null}}"#.to_vec() };
+    let text = if filled { checkpoint_text() } else { br#"{"Data":{"PodDeviceEntries":null}}"#.to_vec() };
     state.ingest_checkpoint(&Checkpoint::parse(&text).unwrap_or_default(), 1);
     let devices = (0..8).map(|n| UpstreamDevice { id: uuid(n).into(), healthy: true, numa: Vec::new() });
     state.observe_upstream(GPU, Some(devices.collect()));
@@ -123,7 +123,7 @@ fn service(c: &mut Criterion) {
     let Ok(folder) = tempfile::tempdir() else { return };
     let plugins = folder.path().join("device-plugins");
     if std::fs::create_dir_all(&plugins).is_err()
-        || std::fs::write(plugins.join("kubelet_internal_checkpoint"), book()).is_err()
+        || std::fs::write(plugins.join("kubelet_internal_checkpoint"), checkpoint_text()).is_err()
     {
         return;
     }
@@ -155,7 +155,7 @@ fn service(c: &mut Criterion) {
 }
 
 fn checkpoint(c: &mut Criterion) {
-    let text = book();
+    let text = checkpoint_text();
     let mut group = c.benchmark_group(format!("checkpoint/{} KB, 100 pods, 3360 IDs", text.len() / 1000));
     group.bench_function("read", |b| b.iter(|| Checkpoint::parse(black_box(&text)).is_ok()));
     group.bench_function("baseline: into serde_json::Value", |b| {

@@ -27,14 +27,14 @@ struct Answer {
 }
 
 impl Decisions {
-    fn take_book(&mut self) {
+    fn ingest(&mut self) {
         let kubelet = self.surroundings.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
         match Checkpoint::parse(kubelet.checkpoint()) {
-            Ok(_) if kubelet.is_truncated() => panic!("half a book was read as a whole one"),
-            Ok(book) if self.read == version => state.ingest_unchanged_checkpoint(&book, now),
-            Ok(book) => {
-                state.ingest_checkpoint(&book, now);
+            Ok(_) if kubelet.is_truncated() => panic!("half a checkpoint was read as a whole one"),
+            Ok(checkpoint) if self.read == version => state.ingest_unchanged_checkpoint(&checkpoint, now),
+            Ok(checkpoint) => {
+                state.ingest_checkpoint(&checkpoint, now);
                 self.read = version;
             }
             Err(_) => state.observe_unreadable_checkpoint(now),
@@ -114,7 +114,7 @@ impl Agent for Decisions {
 
     fn read_checkpoint(&mut self) {
         if !self.is_up_to_date() {
-            self.take_book();
+            self.ingest();
         }
     }
 
@@ -125,7 +125,7 @@ impl Agent for Decisions {
     fn notice_kubelet(&mut self, at: Millis) {
         let whole = !self.surroundings.kubelet.lock().is_truncated();
         self.state.get_mut().observe_kubelet_start(whole, at);
-        self.take_book();
+        self.ingest();
     }
 
     fn list_pod_resources(&mut self) {
