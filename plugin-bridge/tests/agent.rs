@@ -163,6 +163,11 @@ async fn a_killed_agent_knows_the_same_again() {
     machine.bind("l", &[("main", &[(GPU, 2)])], &[]);
     machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
     machine.kubelet.admit("l", "main", false, &[(GPU, 2)]).await.unwrap();
+    // The share's card is withdrawn from whole cards, and the cores of the two whole ones from shares.
+    until("the lists follow both pods", || {
+        machine.kubelet.healthy(GPU).len() == 7 && machine.kubelet.healthy(CORE).len() == 600
+    })
+    .await;
     let before = (machine.kubelet.healthy(GPU), machine.kubelet.healthy(CORE));
     machine.kill_agent().await;
     nvidia.stop.cancel();
@@ -176,6 +181,36 @@ async fn a_killed_agent_knows_the_same_again() {
     })
     .await;
     assert!(machine.stop_agent().await.is_ok());
+}
+
+/// A card falls off the bus and the minor numbers change, as at a reboot; then the card map is lost as well.
+#[tokio::test]
+async fn a_shares_card_stays_withdrawn_when_cards_vanish_and_are_renumbered() {
+    let mut machine = Machine::start().await;
+    both_registered(&machine).await;
+    machine.bind("s", &[("main", &shared(50, 30))], &[("tencent.com/predicate-gpu-idx-0", "3")]);
+    // As above.
+    tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+    machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
+    machine.kubelet.start_container("s", "main").await.unwrap();
+    machine.set_phase("s", "Running");
+    assert_eq!(machine.kubelet.environment("s", "main")["NVIDIA_VISIBLE_DEVICES"], uuid(3));
+    for map_is_lost in [false, true] {
+        machine.kill_agent().await;
+        for socket in ["gpu-migrate@kubelet.sock", "nvidia-gpu.sock"] {
+            let _ = std::fs::remove_file(machine.plugins().join(socket));
+        }
+        if map_is_lost {
+            std::fs::remove_file(machine.plugins().join("gpu-migrate/cards.json")).unwrap();
+        }
+        machine.set_cards(&[7, 6, 5, 4, 3, 2, 0]);
+        machine.start_agent();
+        let nvidia = Nvidia::start(machine.plugins(), 8).await;
+        // Card 1 is missing, and nobody but the share has card 3, whatever its minor number is now.
+        healthy_cards(&machine, if map_is_lost { vec![0, 1, 2, 4, 5, 6, 7] } else { vec![0, 2, 4, 5, 6, 7] })
+            .await;
+        nvidia.stop.cancel();
+    }
 }
 
 #[tokio::test]

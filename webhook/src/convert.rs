@@ -220,22 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn what_users_name_costs_linear_time_and_bounded_stack() {
-        let many = |count: usize| {
-            let names: Vec<_> = (0..count).map(|i| format!("\"nvidia.com/mig-{i}\":\"1\"")).collect();
-            format!(r#"{{"name":"main","resources":{{"limits":{{{}}}}}}}"#, names.join(","))
-        };
-        let took = |count: usize| {
-            let text = many(count);
-            let container: ContainerView<'_> = serde_json::from_str(&text).unwrap();
-            let began = std::time::Instant::now();
-            assert_eq!(conversion().convert(&container, None).unwrap().left.len(), count);
-            began.elapsed()
-        };
-        took(2_000);
-        // Ten times the names: ten times the time, not a hundred times.
-        let (few, more) = (took(2_000), took(20_000));
-        assert!(more < few * 50, "{few:?} for 2,000 names, {more:?} for 20,000");
+    fn any_number_of_names_and_any_length_of_a_name_are_read() {
+        let names: Vec<_> = (0..20_000).map(|i| format!("\"nvidia.com/mig-{i}\":\"1\"")).collect();
+        let text = format!(r#"{{"name":"main","resources":{{"limits":{{{}}}}}}}"#, names.join(","));
+        let container: ContainerView<'_> = serde_json::from_str(&text).unwrap();
+        assert_eq!(conversion().convert(&container, None).unwrap().left.len(), names.len());
+        // One suffix after the other, and no call for each.
         let long = format!("nvidia.com/gpu{}", SHARED_SUFFIX.repeat(200_000));
         assert!(is_gpu(&long, &Dialect::default()));
     }

@@ -17,10 +17,14 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Eight cards of 80 GiB, four on each of two NUMA nodes.
-pub fn inventory(folder: &Path, cards: usize) -> PathBuf {
-    let cards: Vec<Value> = (0..cards)
-        .map(|n| json!({"uuid": uuid(n), "minor": n, "memoryMiB": 81920, "numa": n / 4, "model": "NVIDIA A100-SXM4-80GB"}))
+/// Cards of 80 GiB in the order of their minor numbers, four on each of two NUMA nodes.
+pub fn inventory(folder: &Path, cards: &[usize]) -> PathBuf {
+    let cards: Vec<Value> = (0..)
+        .zip(cards)
+        .map(|(minor, n)| {
+            let (uuid, numa) = (uuid(*n), n / 4);
+            json!({"uuid": uuid, "minor": minor, "memoryMiB": 81920, "numa": numa, "model": "NVIDIA A100-SXM4-80GB"})
+        })
         .collect();
     let path = folder.join("inventory.json");
     std::fs::write(&path, json!({"cards": cards, "driverVersion": "550.1"}).to_string()).unwrap();
@@ -45,12 +49,17 @@ impl Machine {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("device-plugins")).unwrap();
         std::fs::create_dir_all(folder.path().join("pod-resources")).unwrap();
-        let inventory = inventory(folder.path(), 8);
+        let inventory = inventory(folder.path(), &[0, 1, 2, 3, 4, 5, 6, 7]);
         let kubelet = kubelet::Kubelet::start(folder.path().to_path_buf());
         let mut machine = Self { kubelet, pods: Arc::default(), agent: None, inventory, folder };
         machine.write_pods();
         machine.start_agent();
         machine
+    }
+
+    /// What an agent that starts from now on finds.
+    pub fn set_cards(&self, cards: &[usize]) {
+        inventory(self.folder.path(), cards);
     }
 
     pub fn plugins(&self) -> PathBuf {
