@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Grants younger than this (milliseconds) are not compared: sources follow one another.
 const MIN_AGE: u64 = 10_000;
 
-/// Lists pod-resources when that could free something, else every [`INTERVAL`]. `drift` gets what differs, one sentence each.
+/// Lists pod-resources when that could free something, else every `INTERVAL`. `drift` gets what differs, one sentence each.
 pub async fn run(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: CancellationToken) {
     let mut changes = node.deferred_changes();
     let mut next = tokio::time::Instant::now();

@@ -13,7 +13,7 @@ use crate::plugins::shared::{self, AllocateConfig};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Removes CDI files and isolation folders of pods that are gone, every [`INTERVAL`].
+/// Removes CDI files and isolation folders of pods that are gone, every `INTERVAL`.
 pub async fn run(node: Arc<Node>, config: Arc<AllocateConfig>, stop: CancellationToken) {
     let mut before = None;
     loop {
