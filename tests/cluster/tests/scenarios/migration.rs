@@ -397,7 +397,7 @@ async fn without_webhook(cluster: &mut Cluster, runbook: &mut Runbook) -> Result
 /// Runbook 7: uninstall refuses while NVIDIA's plugin is behind the node agent; then it removes everything.
 async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     let output = runbook.run_unlisted(cluster, "gpu-migrate uninstall").await?;
-    ensure!(output.status == 3 && output.text.contains("still registers with the bridge"), "{output:?}");
+    ensure!(output.status == 3 && output.text.contains("still registers with the node agent"), "{output:?}");
     runbook
         .run(
             cluster,
