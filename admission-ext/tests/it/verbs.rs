@@ -222,7 +222,7 @@ async fn binding_twice_is_binding_once_and_elsewhere_is_refused() {
     assert!(bind(&engine, &shared("x", &[(1, 1)]), "").await.contains("does not exist"));
 }
 
-/// The node gave a legacy pod the card that a share was just unattributed: the share will get another one, so that is nobody else's.
+/// The node gave a legacy pod the card that a share had just been assigned: the share will get another card, which is kept for it.
 #[tokio::test]
 async fn a_share_that_lost_its_card_to_a_legacy_pod_keeps_one_card_closed() {
     let (moved, late) = (shared("moved", &[(70, 4)]), shared("late", &[(80, 4)]));

@@ -28,12 +28,15 @@ pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[Deviation], found
         Err(error) if error.kind() == ErrorKind::NotFound && stored.is_none() => Some(Vec::new()),
         Err(_) => None,
     };
-    let resolved = CardMap::resolve(stored.clone(), evidence.as_deref(), found);
-    if resolved.known && stored.as_ref() != Some(&resolved.map) {
-        let text = serde_json::to_vec_pretty(&resolved.map).map_err(std::io::Error::from);
-        if let Err(error) = text.and_then(|text| platform::replace(&path, &text, |_| Ok(()))) {
-            tracing::warn!(path = %path.display(), %error, "card map not written; the next start rebuilds it from the kubelet checkpoint");
-        }
+    let resolved = CardMap::resolve(stored, evidence.as_deref(), found);
+    let text = serde_json::to_vec_pretty(&resolved.map).map_err(std::io::Error::from);
+    // By what the file holds: a card has fields that are not written.
+    let is_written = text.as_ref().is_ok_and(|text| std::fs::read(&path).is_ok_and(|file| file == *text));
+    if resolved.known
+        && !is_written
+        && let Err(error) = text.and_then(|text| platform::replace(&path, &text, |_| Ok(())))
+    {
+        tracing::warn!(path = %path.display(), %error, "card map not written; the next start rebuilds it from the kubelet checkpoint");
     }
     for (card, reason) in &resolved.closed {
         let uuid = &resolved.map.ranges[card.position()].card.uuid;
