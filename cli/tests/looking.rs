@@ -73,7 +73,7 @@ fn the_map_shows_every_card_at_a_glance() {
     ]);
     items.push(json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration", "metadata": {"name": "danlu"},
         "spec": {"project": "danlu", "mode": "Enforce", "rollout": {"waves": [{"percent": 10}, {"percent": 100}]}},
-        "status": {"phase": "Gating", "wave": 0, "counts": {"converted": 2, "legacy": 1},
+        "status": {"phase": "Gating", "wave": 1, "counts": {"converted": 2, "legacy": 1},
             "conditions": [{"type": "Ready", "status": "False", "reason": "Gating", "message": "wave 1 of 2: watched", "lastTransitionTime": "2026-11-21T12:00:00Z"}]}}));
     let (code, out, err) = run(&["status"], &list(items.clone()));
     assert_eq!((code, err.as_str()), (0, ""));

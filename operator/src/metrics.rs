@@ -16,11 +16,18 @@ pub(crate) struct Metrics {
     /// Templates that could not be used in the last reconciliation of the nodes.
     pub(crate) invalid_templates: Gauge,
     pub(crate) actions: Family<ActionLabels, Counter>,
+    /// Policies that wait for a person.
+    pub(crate) stalled: Family<PolicyLabels, Gauge>,
     /// Objects that could not be read.
     pub(crate) skipped_objects: SkippedObjects,
 }
 
-/// `action`: `convert` or `roll_back`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct PolicyLabels {
+    pub(crate) policy: String,
+}
+
+/// `action`: `convert`, `roll_back` or `delete_pod`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ActionLabels {
     pub(crate) action: &'static str,
@@ -47,6 +54,11 @@ impl Metrics {
             "actions",
             "Workloads restarted to be converted or rolled back",
             metrics.actions.clone(),
+        );
+        registry.register(
+            "policy_stalled",
+            "1 while the rollout of a policy waits for a person: condition Stalled",
+            metrics.stalled.clone(),
         );
         metrics
     }

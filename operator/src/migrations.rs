@@ -1,17 +1,20 @@
 //! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered.
 
-use crate::metrics::{ActionLabels, Metrics};
-use crate::project::{Listed, Workload, missing};
-use crate::waves::{Action, Decision, Input, step};
+use crate::metrics::{ActionLabels, Metrics, PolicyLabels};
+use crate::project::{Listed, ListedPod, Observed, Workload, missing};
+use crate::waves::{Action, BlockingPod, Decision, Input, Key, step};
 use crate::{patches, query};
-use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::crd::{GPUMigration, GPUMigrationSpec};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::watch;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+    Preconditions,
+};
 use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Client, Resource, ResourceExt as _};
@@ -25,6 +28,8 @@ pub(crate) const MANAGER: &str = "gpu-migrate-operator";
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Reconcile interval of policies that are not.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
+/// Objects per page of a list.
+const PAGE: u32 = 500;
 
 pub(crate) struct Migrations {
     client: Client,
@@ -54,7 +59,14 @@ impl Migrations {
     pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<()> {
         let api = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
         let policies = watch::list(&api, &ListParams::default(), &self.metrics.skipped_objects).await?;
-        self.due.retain(|name, _| policies.iter().any(|policy| policy.name_any() == *name));
+        self.due.retain(|name, _| {
+            let exists = policies.iter().any(|policy| policy.name_any() == *name);
+            if !exists {
+                self.metrics.stalled.remove(&PolicyLabels { policy: name.clone() });
+            }
+            exists
+        });
+        let scopes = policies.iter().map(|policy| (policy.name_any(), policy.spec.clone())).collect();
         let due = policies
             .into_iter()
             .filter(|policy| match self.due.get(&policy.name_any()) {
@@ -65,7 +77,7 @@ impl Migrations {
         if due.is_empty() {
             return Ok(());
         }
-        let listed = self.list().await?;
+        let listed = self.list(scopes).await?;
         for policy in due {
             let name = policy.name_any();
             let requeue_after = match self.reconcile(&policy, &listed, now).await {
@@ -88,7 +100,7 @@ impl Migrations {
         listed: &Listed,
         now: Timestamp,
     ) -> kube::Result<Duration> {
-        let (seen, counts) = listed.of_policy(&policy.name_any(), &policy.spec);
+        let Observed { workloads: seen, counts, conflicts } = listed.of_policy(&policy.name_any());
         let status = policy.status.clone().unwrap_or_default();
         let decide = |answer: Option<&Result<f64, String>>| {
             let generation = policy.metadata.generation.unwrap_or(0);
@@ -101,37 +113,66 @@ impl Migrations {
         let missing = missing(&policy.spec, &seen);
         let name = policy.name_any();
         let of = (name.as_str(), policy.metadata.resource_version.as_deref());
-        let body = patches::status(of, &decision, counts, &missing, &status.conditions, now);
+        let body = patches::status(of, &decision, counts, (&missing, &conflicts), &status.conditions, now);
         // The status first: after a crash between the two, the next operator continues the wave.
         Api::<GPUMigration>::all(self.client.clone())
             .patch_status(&policy.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(&body))
             .await?;
-        for action in &decision.actions {
-            self.act(action, listed, now).await?;
-        }
+        let labels = PolicyLabels { policy: name };
+        self.metrics.stalled.get_or_create(&labels).set(i64::from(decision.stalled.is_some()));
         self.publish_event(policy, &decision).await;
+        // One that fails does not keep the others: they are in the status as restarting already.
+        let mut failed = None;
+        for action in &decision.actions {
+            if let Err(error) = self.act(action, listed, now).await {
+                tracing::warn!(policy = policy.name_any(), ?action, %error, "a workload was not changed; retrying");
+                failed = Some(error);
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
         Ok(decision.requeue_after.unwrap_or(IDLE_INTERVAL))
     }
 
     async fn act(&self, action: &Action, listed: &Listed, now: Timestamp) -> kube::Result<()> {
-        let (Action::Convert(key) | Action::RollBack(key)) = action;
-        let (key, patch) = patches::action(action, listed.version(key), now);
-        let (group, verb) = match (key.kind.as_str(), action) {
-            ("CronJob", Action::Convert(_)) => ("batch", "convert"),
-            ("CronJob", Action::RollBack(_)) => ("batch", "roll_back"),
-            (_, Action::Convert(_)) => ("apps", "convert"),
-            (_, Action::RollBack(_)) => ("apps", "roll_back"),
+        let (key, verb) = match action {
+            Action::Convert(key) => (key, "convert"),
+            Action::RollBack(key) => (key, "roll_back"),
+            Action::DeletePod(key, pod) => return self.delete_pod(key, pod).await,
         };
+        let patch = patches::action(action, listed.version(key), now);
+        let group = if key.kind == "CronJob" { "batch" } else { "apps" };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", &key.kind));
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch_metadata(&key.name, &params, &Patch::Merge(&patch)).await {
-            // Deleted meanwhile.
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            // Deleted or changed meanwhile: what it is now is seen at the next reconciliation.
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
             Err(error) => Err(error),
             Ok(_) => {
                 tracing::info!(workload = %key, action = verb, "workload restarted");
                 self.metrics.actions.get_or_create(&ActionLabels { action: verb }).inc();
+                Ok(())
+            }
+        }
+    }
+
+    /// Needs a right that the owner of the namespace grants; without it the status says what to do by hand.
+    async fn delete_pod(&self, key: &Key, pod: &BlockingPod) -> kube::Result<()> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &key.namespace);
+        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match pods.delete(&pod.name, &params).await {
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                tracing::warn!(workload = %key, pod = pod.name, "not allowed to delete the pod that blocks the rollback: bind the ClusterRole gpu-migrate-operator-rollback in its namespace, or delete the pod");
+                Ok(())
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                tracing::info!(workload = %key, pod = pod.name, "pod of the former template deleted");
+                self.metrics.actions.get_or_create(&ActionLabels { action: "delete_pod" }).inc();
                 Ok(())
             }
         }
@@ -142,7 +183,7 @@ impl Migrations {
     async fn publish_event(&self, policy: &GPUMigration, decision: &Decision) {
         let Some((reason, note)) = &decision.event else { return };
         tracing::info!(policy = policy.name_any(), reason, note);
-        let warning = matches!(*reason, "WaveFailed" | "WaveRolledBack");
+        let warning = matches!(*reason, "WaveFailed" | "WaveRolledBack" | "RollbackIncomplete");
         let event = Event {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: (*reason).to_owned(),
@@ -156,31 +197,44 @@ impl Migrations {
         }
     }
 
-    async fn list(&self) -> kube::Result<Listed> {
+    async fn list(&self, policies: Vec<(String, GPUMigrationSpec)>) -> kube::Result<Listed> {
         let opted_in = ListParams::default().labels(&format!("{}=true", names::OPT_IN));
         let namespaces = Api::<Namespace>::all(self.client.clone()).list(&opted_in).await?.items;
-        let mut listed = Listed { namespaces, ..Listed::default() };
+        let mut listed = Listed { policies, namespaces, ..Listed::default() };
         for namespace in listed.namespaces.iter().map(kube::ResourceExt::name_any) {
-            let client = &self.client;
-            let deployments = all::<Deployment>(client, &namespace).await?;
-            let stateful_sets = all::<StatefulSet>(client, &namespace).await?;
-            let daemon_sets = all::<DaemonSet>(client, &namespace).await?;
-            let cron_jobs = all::<CronJob>(client, &namespace).await?;
-            listed.workloads.extend(deployments.iter().filter_map(Workload::of_deployment));
-            listed.workloads.extend(stateful_sets.iter().filter_map(Workload::of_stateful_set));
-            listed.workloads.extend(daemon_sets.iter().filter_map(Workload::of_daemon_set));
-            listed.workloads.extend(cron_jobs.iter().filter_map(Workload::of_cron_job));
-            listed.pods.extend(all::<Pod>(client, &namespace).await?);
+            let of = || (self.client.clone(), namespace.as_str());
+            let workloads = &mut listed.workloads;
+            each(namespaced::<Deployment>(of()), |one| workloads.extend(Workload::of_deployment(&one)))
+                .await?;
+            each(namespaced::<StatefulSet>(of()), |one| workloads.extend(Workload::of_stateful_set(&one)))
+                .await?;
+            each(namespaced::<DaemonSet>(of()), |one| workloads.extend(Workload::of_daemon_set(&one)))
+                .await?;
+            each(namespaced::<CronJob>(of()), |one| workloads.extend(Workload::of_cron_job(&one))).await?;
+            each(namespaced::<Pod>(of()), |one| listed.pods.extend(ListedPod::of(&one))).await?;
         }
         Ok(listed)
     }
 }
 
-async fn all<K>(client: &Client, namespace: &str) -> kube::Result<Vec<K>>
+fn namespaced<K>((client, namespace): (Client, &str)) -> Api<K>
 where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
 {
-    Ok(Api::<K>::namespaced(client.clone(), namespace).list(&ListParams::default()).await?.items)
+    Api::namespaced(client, namespace)
+}
+
+/// Lists page by page: no list of a large namespace is in memory as a whole.
+async fn each<K: Clone + Debug + DeserializeOwned>(api: Api<K>, mut take: impl FnMut(K)) -> kube::Result<()> {
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = api.list(&params).await?;
+        page.items.into_iter().for_each(&mut take);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_status_is_written_before_the_workload_and_the_event() {
+    async fn the_status_is_written_before_the_event_and_the_workload() {
         let (client, written) = server(cluster(json!({})));
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         Migrations::new(client, Metrics::default()).reconcile_all(now).await.unwrap();
@@ -245,14 +299,14 @@ mod tests {
             calls,
             [
                 "PATCH /apis/gpu-migrate.io/v1alpha1/gpumigrations/m/status",
-                "PATCH /apis/apps/v1/namespaces/ns/deployments/d",
                 "POST /apis/events.k8s.io/v1/namespaces/default/events",
+                "PATCH /apis/apps/v1/namespaces/ns/deployments/d",
             ]
         );
         assert_eq!(written[0].1["status"]["phase"], "Running");
-        assert_eq!(written[0].1["status"]["wave"], 0);
+        assert_eq!(written[0].1["status"]["wave"], 1);
         assert_eq!(written[0].1["status"]["workloads"][0]["state"], "Restarting");
-        assert_eq!(written[1].1["spec"]["template"]["metadata"]["labels"]["gpu-migrate.io/convert"], "true");
+        assert_eq!(written[2].1["spec"]["template"]["metadata"]["labels"]["gpu-migrate.io/convert"], "true");
     }
 
     #[tokio::test]
@@ -270,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_idle_policy_is_reconciled_less_often() {
-        let complete = json!({"phase": "Complete", "wave": 0, "observedGeneration": 1});
+        let complete = json!({"phase": "Complete", "wave": 1, "observedGeneration": 1});
         let mut lists = cluster(complete);
         lists["deployments"] = json!([]);
         let (client, written) = server(lists);

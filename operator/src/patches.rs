@@ -1,12 +1,12 @@
 //! Bodies of the patches that the operator writes. Pure.
 
-use crate::waves::{Action, Decision, Key};
+use crate::waves::{Action, Decision, Key, workloads};
 use gpu_migrate_model::crd::{Counts, MigrationPhase};
 use gpu_migrate_model::names;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The merge patch of a workload that carries out an action. The label and the annotation change the pod template,
 /// which is what makes its controller roll it out.
@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 /// It carries the `resourceVersion` that the decision was made from, so the API server refuses it if the workload has changed
 /// since. An operator that was suspended for longer than its Lease cannot restart what its successor has restarted.
 #[must_use]
-pub fn action<'a>(action: &'a Action, version: Option<&str>, now: Timestamp) -> (&'a Key, Value) {
+pub fn action(action: &Action, version: Option<&str>, now: Timestamp) -> Value {
     let (key, label) = match action {
         Action::Convert(key) => (key, json!("true")),
-        Action::RollBack(key) => (key, Value::Null),
+        Action::RollBack(key) | Action::DeletePod(key, _) => (key, Value::Null),
     };
     let template = json!({"metadata": {
         "labels": {names::CONVERT: label},
@@ -30,7 +30,7 @@ pub fn action<'a>(action: &'a Action, version: Option<&str>, now: Timestamp) -> 
     if let Some(version) = version {
         patch["metadata"] = json!({"resourceVersion": version});
     }
-    (key, patch)
+    patch
 }
 
 /// The status to apply, with the operator's own conditions and, as in [`action`], the `resourceVersion`.
@@ -39,7 +39,7 @@ pub fn status(
     (name, version): (&str, Option<&str>),
     decision: &Decision,
     counts: Counts,
-    missing: &BTreeSet<String>,
+    (missing, conflicts): (&BTreeSet<String>, &BTreeMap<Key, BTreeSet<String>>),
     before: &[Condition],
     now: Timestamp,
 ) -> Value {
@@ -55,26 +55,41 @@ pub fn status(
         let names = missing.iter().cloned().collect::<Vec<_>>().join(", ");
         message += &format!("; spec.rollout.waves names workloads that do not exist: {names}");
     }
-    let condition = |kind: &str, on: bool| {
+    let condition = |kind: &str, on: bool, message: &str| {
         let state = if on { "True" } else { "False" };
         let since = before.iter().find(|old| old.type_ == kind && old.status == state);
         Condition {
             type_: kind.to_owned(),
             status: state.to_owned(),
             reason: format!("{:?}", status.phase),
-            message: message.clone(),
+            message: message.to_owned(),
             observed_generation: status.observed_generation,
             last_transition_time: since.map_or(Time(now), |old| old.last_transition_time.clone()),
         }
     };
-    status.conditions = vec![condition("Ready", ready), condition("Progressing", progressing)];
-    status.conditions.extend(failure(decision, before, now));
+    let mut conditions =
+        vec![condition("Ready", ready, &message), condition("Progressing", progressing, &message)];
+    conditions.extend(decision.stalled.as_ref().map(|why| condition("Stalled", true, why)));
+    conditions.extend(conflict(conflicts).map(|why| condition("Conflict", true, &why)));
+    conditions.extend(failure(decision, before, now));
+    status.conditions = conditions;
     json!({
         "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
         "kind": "GPUMigration",
         "metadata": {"name": name, "resourceVersion": version},
         "status": status,
     })
+}
+
+/// What other policies claim as well.
+fn conflict(conflicts: &BTreeMap<Key, BTreeSet<String>>) -> Option<String> {
+    let others = conflicts.values().flatten().map(String::as_str).collect::<BTreeSet<_>>();
+    let (first, _) = conflicts.first_key_value()?;
+    Some(format!(
+        "{} selected with equal specificity by {} too and converted by neither; narrow one of the policies; first {first}",
+        workloads(conflicts.len()),
+        others.into_iter().collect::<Vec<_>>().join(", "),
+    ))
 }
 
 /// The condition `WaveFailed`: it stays until the wave is retried, whatever `Ready` says meanwhile.
@@ -113,10 +128,18 @@ mod tests {
             actions: Vec::new(),
             requeue_after: None,
             needs_query: false,
+            stalled: None,
             event,
         };
         let write = |decision: &Decision, before: &[Condition]| {
-            let body = status(("m", Some("7")), decision, Counts::default(), &BTreeSet::new(), before, now());
+            let body = status(
+                ("m", Some("7")),
+                decision,
+                Counts::default(),
+                (&BTreeSet::new(), &BTreeMap::new()),
+                before,
+                now(),
+            );
             serde_json::from_value::<Vec<Condition>>(body["status"]["conditions"].clone()).unwrap()
         };
         let failed = decision(MigrationPhase::RollingBack, Some(("WaveFailed", "too many restarts".into())));
@@ -132,17 +155,17 @@ mod tests {
     fn converting_adds_the_label_and_rolling_back_removes_it() {
         let key = Key { kind: "Deployment".into(), namespace: "n".into(), name: "d".into() };
         let convert = Action::Convert(key.clone());
-        let (_, convert) = action(&convert, Some("7"), now());
+        let convert = action(&convert, Some("7"), now());
         assert_eq!(convert["metadata"]["resourceVersion"], "7", "only if it has not changed since");
         assert_eq!(
             convert["spec"]["template"]["metadata"]["labels"],
             json!({"gpu-migrate.io/convert": "true"})
         );
         let back = Action::RollBack(key);
-        let (_, back) = action(&back, None, now());
+        let back = action(&back, None, now());
         assert_eq!(back["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": null}));
         let cron = Action::Convert(Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() });
-        let (_, cron) = action(&cron, None, now());
+        let cron = action(&cron, None, now());
         assert!(cron.pointer("/spec/jobTemplate/spec/template/metadata/labels").is_some());
     }
 }

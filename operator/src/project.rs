@@ -1,16 +1,18 @@
 //! The workloads of a project, from lists of the API server. Pure.
 
-use crate::waves::{Key, Management, ObservedWorkload};
+use crate::waves::{BlockingPod, Key, Management, ObservedWorkload};
 use gpu_migrate_model::ask::PodAsk;
-use gpu_migrate_model::crd::{Counts, GPUMigrationSpec};
+use gpu_migrate_model::crd::{Counts, GPUMigrationSpec, Match, MigrationMode, specificity};
 use gpu_migrate_model::lifecycle::is_active;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::CronJob;
-use k8s_openapi::api::core::v1::{Namespace, Pod, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use kube::core::{Selector, SelectorExt as _};
 use std::collections::{BTreeMap, BTreeSet};
+
+type Labels = BTreeMap<String, String>;
 
 /// A workload, read from a Deployment, StatefulSet, DaemonSet or CronJob.
 #[derive(Clone, Debug)]
@@ -22,16 +24,103 @@ pub struct Workload {
     selector: LabelSelector,
     /// All pods are of the newest template and ready.
     rolled_out: bool,
-    /// Its controller rolls out a change of the template.
-    restartable: bool,
+    management: Management,
+    note: Option<String>,
+    /// Its pods are replaced in order: one that is not ready keeps it from going on.
+    ordered: bool,
 }
 
-/// Opted-in namespaces with their workloads and pods.
+/// What of a pod matters here. A namespace may have tens of thousands, so nothing else is kept.
+#[derive(Clone, Debug)]
+pub struct ListedPod {
+    namespace: String,
+    name: String,
+    uid: String,
+    labels: Labels,
+    controller: Option<OwnerReference>,
+    /// Name of the policy that converted it.
+    policy: Option<String>,
+    whole_cards: bool,
+    /// Most restarts of one of its containers.
+    restarts: u32,
+    ready: bool,
+    /// Why it is not ready.
+    trouble: Option<String>,
+}
+
+/// Policies, and opted-in namespaces with their workloads and pods.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
+    /// All of them, by name: which one a pod falls under depends on the others.
+    pub policies: Vec<(String, GPUMigrationSpec)>,
     pub namespaces: Vec<Namespace>,
     pub workloads: Vec<Workload>,
-    pub pods: Vec<Pod>,
+    pub pods: Vec<ListedPod>,
+}
+
+/// A project as one policy sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// Its workloads, bare pods and other owners of pods.
+    pub workloads: Vec<ObservedWorkload>,
+    pub counts: Counts,
+    /// Workloads that other policies select with equal specificity, with the names of these: no policy converts them.
+    pub conflicts: BTreeMap<Key, BTreeSet<String>>,
+}
+
+/// Which policy a pod falls under. The precedence is the webhook's (`webhook::policy::Policies::select`).
+enum Governing<'a> {
+    None,
+    Policy(&'a str),
+    Conflict(Vec<&'a str>),
+}
+
+/// A policy with its selector compiled.
+struct Scope<'a> {
+    name: &'a str,
+    spec: &'a GPUMigrationSpec,
+    selector: Option<Selector>,
+    specificity: usize,
+}
+
+impl<'a> Scope<'a> {
+    /// `None` for a selector that is invalid: the webhook does not accept such a policy.
+    fn of((name, spec): &'a (String, GPUMigrationSpec)) -> Option<Self> {
+        let narrowed = spec.r#match.as_ref();
+        let selector = narrowed.and_then(|narrowed| narrowed.pod_selector.as_ref());
+        Some(Self {
+            name,
+            spec,
+            selector: selector.map(|selector| selector.clone().try_into()).transpose().ok()?,
+            specificity: specificity(narrowed.map_or(&[], |narrowed| &narrowed.namespaces), selector),
+        })
+    }
+
+    fn applies(&self, project: &str, namespace: &str, labels: &Labels) -> bool {
+        let here = |Match { namespaces, .. }: &Match| {
+            namespaces.is_empty() || namespaces.iter().any(|name| name == namespace)
+        };
+        self.spec.project == project
+            && self.spec.r#match.as_ref().is_none_or(here)
+            && self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    }
+}
+
+fn governing<'a>(scopes: &[Scope<'a>], project: &str, namespace: &str, labels: &Labels) -> Governing<'a> {
+    let mut found =
+        scopes.iter().filter(|scope| scope.applies(project, namespace, labels)).collect::<Vec<_>>();
+    let Some(narrowest) = found.iter().map(|scope| scope.specificity).max() else { return Governing::None };
+    found.retain(|scope| scope.specificity == narrowest);
+    for mode in [MigrationMode::Enforce, MigrationMode::Audit] {
+        let equal = found.iter().filter(|scope| scope.spec.mode == mode).map(|scope| scope.name);
+        match equal.collect::<Vec<_>>().as_slice() {
+            [] => {}
+            [one] => return Governing::Policy(one),
+            all => return Governing::Conflict(all.to_vec()),
+        }
+    }
+    // One that is off still lists its workloads.
+    found.first().map_or(Governing::None, |scope| Governing::Policy(scope.name))
 }
 
 impl Listed {
@@ -41,32 +130,60 @@ impl Listed {
         self.workloads.iter().find(|workload| workload.key == *key)?.version.as_deref()
     }
 
-    /// The workloads and bare pods of a policy, and its pods by kind.
+    /// The project as the policy `name` sees it.
     #[must_use]
-    pub fn of_policy(&self, name: &str, spec: &GPUMigrationSpec) -> (Vec<ObservedWorkload>, Counts) {
+    pub fn of_policy(&self, name: &str) -> Observed {
         let namespaces = self.projects();
-        let in_policy = |meta: &ObjectMeta, template: &BTreeMap<String, String>| {
-            let namespace = meta.namespace.as_deref().unwrap_or_default();
-            let Some(of_namespace) = namespaces.get(namespace) else { return false };
-            let project = template.get(names::PROJECT).map(String::as_str).or(*of_namespace);
-            project == Some(spec.project.as_str()) && matches(spec, namespace, template)
+        let scopes = self.policies.iter().filter_map(Scope::of).collect::<Vec<_>>();
+        let governing = |namespace: &str, labels: &Labels| {
+            let Some(of_namespace) = namespaces.get(namespace) else { return Governing::None };
+            let opted_out = labels.get(names::OPT_OUT).is_some_and(|value| value == "true");
+            match labels.get(names::PROJECT).map(String::as_str).or(*of_namespace) {
+                Some(project) if !opted_out => governing(&scopes, project, namespace, labels),
+                _ => Governing::None,
+            }
         };
-        let pods = self
-            .pods
-            .iter()
-            .filter(|pod| in_policy(&pod.metadata, labels(&pod.metadata)) && is_active(pod))
-            .collect::<Vec<_>>();
-        let mut seen = Vec::new();
-        for workload in &self.workloads {
-            let template = workload.labels();
-            let meta =
-                ObjectMeta { namespace: Some(workload.key.namespace.clone()), ..ObjectMeta::default() };
-            if in_policy(&meta, template) && workload.is_relevant() {
-                seen.push(workload.observe(&pods));
+        let mut pods: BTreeMap<&str, Vec<&ListedPod>> = BTreeMap::new();
+        for pod in &self.pods {
+            if matches!(governing(&pod.namespace, &pod.labels), Governing::Policy(policy) if policy == name) {
+                pods.entry(&pod.namespace).or_default().push(pod);
             }
         }
-        seen.extend(pods.iter().filter_map(|pod| unmanaged_owner(pod)));
-        (seen, counts(name, &pods))
+        let mut observed = Observed::default();
+        for workload in self.workloads.iter().filter(|workload| workload.is_relevant()) {
+            let namespace = workload.key.namespace.as_str();
+            match governing(namespace, workload.labels()) {
+                Governing::Policy(policy) if policy == name => {
+                    let pods = pods.get(namespace).map_or(&[][..], Vec::as_slice);
+                    observed.workloads.push(workload.observe(pods));
+                }
+                Governing::Conflict(all) if all.contains(&name) => {
+                    let others = all.into_iter().filter(|other| *other != name).map(str::to_owned);
+                    observed.conflicts.insert(workload.key.clone(), others.collect());
+                }
+                Governing::None | Governing::Policy(_) | Governing::Conflict(_) => {}
+            }
+        }
+        let known = self.workloads.iter().map(|workload| &workload.key).collect::<BTreeSet<_>>();
+        let mut others: BTreeMap<Key, u32> = BTreeMap::new();
+        for pod in pods.values().flatten() {
+            if let Some(owner) = pod.other_owner(&known) {
+                *others.entry(owner).or_default() += u32::from(pod.policy.is_some());
+            }
+        }
+        observed.workloads.extend(others.into_iter().map(|(key, shared_pods)| ObservedWorkload {
+            key,
+            management: Management::Unmanaged,
+            note: Some(format!(
+                "not restarted by the operator; converts when it is recreated with the label {}: \"true\" on its pods",
+                names::CONVERT
+            )),
+            rolled_out: true,
+            shared_pods,
+            ..ObservedWorkload::default()
+        }));
+        observed.counts = counts(name, pods.values().flatten().copied());
+        observed
     }
 
     /// Opted-in namespaces and their project.
@@ -85,29 +202,12 @@ impl Listed {
     }
 }
 
-fn labels(meta: &ObjectMeta) -> &BTreeMap<String, String> {
-    static NONE: BTreeMap<String, String> = BTreeMap::new();
+fn labels(meta: &ObjectMeta) -> &Labels {
+    static NONE: Labels = BTreeMap::new();
     meta.labels.as_ref().unwrap_or(&NONE)
 }
 
-fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-fn matches(spec: &GPUMigrationSpec, namespace: &str, pod_labels: &BTreeMap<String, String>) -> bool {
-    let opted_out = pod_labels.get(names::OPT_OUT).is_some_and(|value| value == "true");
-    let narrowed = spec.r#match.as_ref().is_none_or(|narrow| {
-        (narrow.namespaces.is_empty() || narrow.namespaces.iter().any(|name| name == namespace))
-            && narrow.pod_selector.as_ref().is_none_or(|selector| selects(selector, pod_labels))
-    });
-    !opted_out && narrowed
-}
-
-fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
-}
-
-fn is_labelled(labels: &BTreeMap<String, String>) -> bool {
+fn is_labelled(labels: &Labels) -> bool {
     labels.get(names::CONVERT).is_some_and(|value| value == "true")
 }
 
@@ -115,9 +215,96 @@ fn requests_whole_cards(pod: &Pod) -> bool {
     PodAsk::of(pod, &Dialect::default()).is_ok_and(|ask| ask.containers.iter().any(|c| c.demand.legacy > 0))
 }
 
+fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+impl ListedPod {
+    /// What matters of a pod; `None` of one that has ended, is being deleted or has nothing to do with cards.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let annotations = pod.metadata.annotations.as_ref();
+        let policy = annotations.and_then(|all| all.get(names::POLICY));
+        let whole_cards = requests_whole_cards(pod);
+        let relevant = whole_cards || policy.is_some() || is_labelled(labels(&pod.metadata));
+        if !is_active(pod) || !relevant {
+            return None;
+        }
+        let status = pod.status.as_ref();
+        let containers = status.into_iter().flat_map(|status| {
+            let init = status.init_container_statuses.iter().flatten();
+            init.chain(status.container_statuses.iter().flatten())
+        });
+        let restarts = containers.clone().map(|container| container.restart_count).max().unwrap_or(0);
+        let conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready =
+            conditions.clone().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+        let mut refused =
+            conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+        let refused = refused.find_map(|condition| condition.message.clone());
+        let trouble = refused.or_else(|| containers.filter_map(waits).next());
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        Some(Self {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            trouble: (!ready).then(|| format!("pod {name}: {}", trouble.as_deref().unwrap_or("not ready"))),
+            name,
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            labels: labels(&pod.metadata).clone(),
+            controller: controller(&pod.metadata).cloned(),
+            policy: policy
+                .map(|value| value.rsplit_once('@').map_or(value.as_str(), |(name, _)| name).to_owned()),
+            whole_cards,
+            restarts: restarts.try_into().unwrap_or(0),
+            ready,
+        })
+    }
+
+    /// Its owner, where the operator does not list that itself: a bare pod, a Job, another controller.
+    fn other_owner(&self, known: &BTreeSet<&Key>) -> Option<Key> {
+        if !self.whole_cards && self.policy.is_none() {
+            return None;
+        }
+        let key = |kind: &str, name: &str| Key {
+            kind: kind.to_owned(),
+            namespace: self.namespace.clone(),
+            name: name.to_owned(),
+        };
+        let Some(owner) = &self.controller else { return Some(key("Pod", &self.name)) };
+        let ours = owner.api_version.starts_with("apps/");
+        // A ReplicaSet is named after its Deployment or Rollout and the hash of the template.
+        let parent = |label: &str| {
+            let hash = self.labels.get(label)?;
+            owner.name.strip_suffix(hash.as_str())?.strip_suffix('-')
+        };
+        match owner.kind.as_str() {
+            "StatefulSet" | "DaemonSet" if ours => None,
+            "ReplicaSet" if ours => {
+                if let Some(rollout) = parent("rollouts-pod-template-hash") {
+                    return Some(key("Rollout", rollout));
+                }
+                let deployment = parent("pod-template-hash").map(|name| key("Deployment", name));
+                let listed = deployment.is_some_and(|deployment| known.contains(&deployment));
+                (!listed).then(|| key("ReplicaSet", &owner.name))
+            }
+            kind => Some(key(kind, &owner.name)),
+        }
+    }
+}
+
+/// Why a container does not run, in the kubelet's words.
+fn waits(container: &ContainerStatus) -> Option<String> {
+    let state = container.state.as_ref()?;
+    let waiting =
+        state.waiting.as_ref().map(|waiting| (waiting.reason.as_deref(), waiting.message.as_deref()));
+    let ended = state.terminated.as_ref().map(|ended| (ended.reason.as_deref(), ended.message.as_deref()));
+    let (reason, message) = waiting.or(ended)?;
+    let message = message.map(|message| format!(": {message}")).unwrap_or_default();
+    Some(format!("container {}: {}{message}", container.name, reason?))
+}
+
 impl Workload {
-    fn labels(&self) -> &BTreeMap<String, String> {
-        static NONE: BTreeMap<String, String> = BTreeMap::new();
+    fn labels(&self) -> &Labels {
+        static NONE: Labels = BTreeMap::new();
         self.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref()).unwrap_or(&NONE)
     }
 
@@ -127,68 +314,59 @@ impl Workload {
         is_labelled(self.labels()) || requests_whole_cards(&pod)
     }
 
-    fn observe(&self, pods: &[&Pod]) -> ObservedWorkload {
-        let newest = pods.iter().filter(|pod| {
-            pod.metadata.namespace.as_deref() == Some(&self.key.namespace)
-                && is_labelled(labels(&pod.metadata))
-                && selects(&self.selector, labels(&pod.metadata))
-        });
-        let restarts = |pod: &&&Pod| {
-            let status = pod.status.as_ref();
-            let of = |list: Option<&Vec<k8s_openapi::api::core::v1::ContainerStatus>>| {
-                list.into_iter().flatten().map(|container| container.restart_count).max().unwrap_or(0)
-            };
-            of(status.and_then(|s| s.container_statuses.as_ref()))
-                .max(of(status.and_then(|s| s.init_container_statuses.as_ref())))
-        };
-        let unconverted = newest.clone().filter(|pod| annotation(pod, names::POLICY).is_none()).count();
+    /// As observed, with the pods of its namespace.
+    fn observe(&self, pods: &[&ListedPod]) -> ObservedWorkload {
+        let labelled = is_labelled(self.labels());
+        let selector = Selector::try_from(self.selector.clone()).ok();
+        let own =
+            pods.iter().copied().filter(|pod| selector.as_ref().is_some_and(|s| s.matches(&pod.labels)));
+        let (newest, former) =
+            own.partition::<Vec<&ListedPod>, _>(|pod| is_labelled(&pod.labels) == labelled);
+        let converting = newest.iter().filter(|_| labelled);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let blocking = former.iter().filter(|pod| self.ordered && !labelled && !pod.ready);
         ObservedWorkload {
             key: self.key.clone(),
-            management: if self.restartable { Management::Restart } else { Management::Unmanaged },
-            labelled: is_labelled(self.labels()),
+            management: self.management,
+            note: self.note.clone(),
+            labelled,
             rolled_out: self.rolled_out,
-            restarts: newest.clone().map(|pod| restarts(&pod)).max().unwrap_or(0).try_into().unwrap_or(0),
-            unconverted: u32::try_from(unconverted).unwrap_or(u32::MAX),
+            restarts: converting.clone().map(|pod| pod.restarts).max().unwrap_or(0),
+            unconverted: count(converting.filter(|pod| pod.policy.is_none()).count()),
+            shared_pods: count(newest.iter().chain(&former).filter(|pod| pod.policy.is_some()).count()),
+            trouble: newest.iter().find_map(|pod| pod.trouble.clone()),
+            blocking: blocking
+                .map(|pod| BlockingPod { name: pod.name.clone(), uid: pod.uid.clone() })
+                .collect(),
         }
     }
 }
 
-/// The owner of a pod that the operator does not restart: a bare pod, a Job, another controller.
-fn unmanaged_owner(pod: &Pod) -> Option<ObservedWorkload> {
-    const MOVED: [&str; 3] = ["ReplicaSet", "StatefulSet", "DaemonSet"];
-    if !requests_whole_cards(pod) {
-        return None;
+fn counts<'a>(policy: &str, pods: impl Iterator<Item = &'a ListedPod>) -> Counts {
+    let mut counts = Counts::default();
+    for pod in pods {
+        counts.converted += u32::from(pod.policy.as_deref() == Some(policy));
+        counts.legacy += u32::from(pod.whole_cards && !is_labelled(&pod.labels));
+        counts.unconvertible += u32::from(pod.whole_cards && is_labelled(&pod.labels));
     }
-    let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
-    let (kind, name) = match owner {
-        Some(owner) if MOVED.contains(&owner.kind.as_str()) => return None,
-        Some(owner) => (owner.kind.clone(), owner.name.clone()),
-        None => ("Pod".to_owned(), pod.metadata.name.clone().unwrap_or_default()),
-    };
-    let key = Key { kind, namespace: pod.metadata.namespace.clone().unwrap_or_default(), name };
-    Some(ObservedWorkload {
-        key,
-        management: Management::Unmanaged,
-        labelled: false,
-        rolled_out: true,
-        restarts: 0,
-        unconverted: 0,
-    })
+    counts
 }
 
-fn counts(policy: &str, pods: &[&Pod]) -> Counts {
-    let converted_by_policy = |pod: &&&Pod| {
-        annotation(pod, names::POLICY)
-            .and_then(|value| value.rsplit_once('@'))
-            .is_some_and(|(name, _)| name == policy)
-    };
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let legacy = pods.iter().filter(|pod| requests_whole_cards(pod)).collect::<Vec<_>>();
-    let labelled = legacy.iter().filter(|pod| is_labelled(labels(&pod.metadata))).count();
-    Counts {
-        converted: count(pods.iter().filter(converted_by_policy).count()),
-        legacy: count(legacy.len() - labelled),
-        unconvertible: count(labelled),
+/// Whether the operator restarts a workload. One with a controller of its own belongs to that: a change would be reverted.
+fn management(kind: &str, meta: &ObjectMeta, by_hand: Option<&str>) -> (Management, Option<String>) {
+    if let Some(owner) = controller(meta) {
+        let note = format!(
+            "controlled by {} {} ({}); set the label {}: \"true\" in the pod template there",
+            owner.kind,
+            owner.name,
+            owner.api_version,
+            names::CONVERT
+        );
+        return (Management::Unmanaged, Some(note));
+    }
+    match by_hand {
+        Some(why) => (Management::Manual, Some(format!("the {kind} is not restarted: {why}"))),
+        None => (Management::Restart, None),
     }
 }
 
@@ -207,6 +385,8 @@ impl Workload {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
         let wanted = spec.replicas.unwrap_or(1);
         let all = [status.replicas, status.updated_replicas, status.available_replicas];
+        let paused = (spec.paused == Some(true)).then_some("spec.paused is true");
+        let (management, note) = management("Deployment", &object.metadata, paused);
         Some(Self {
             key: key("Deployment", &object.metadata)?,
             version: object.metadata.resource_version.clone(),
@@ -214,7 +394,9 @@ impl Workload {
             selector: spec.selector.clone(),
             rolled_out: is_current(&object.metadata, status.observed_generation)
                 && all.iter().all(|count| count.unwrap_or(0) == wanted),
-            restartable: spec.paused != Some(true),
+            management,
+            note,
+            ordered: false,
         })
     }
 
@@ -225,6 +407,11 @@ impl Workload {
         let strategy = spec.update_strategy.as_ref();
         let partition = strategy.and_then(|s| s.rolling_update.as_ref()?.partition).unwrap_or(0);
         let ready = status.ready_replicas.unwrap_or(0) == wanted && status.replicas == wanted;
+        let by_hand = match strategy.and_then(|strategy| strategy.type_.as_deref()) {
+            Some("OnDelete") => Some("spec.updateStrategy is OnDelete; delete its pods"),
+            _ => (partition > 0).then_some("spec.updateStrategy.rollingUpdate.partition is above 0"),
+        };
+        let (management, note) = management("StatefulSet", &object.metadata, by_hand);
         Some(Self {
             key: key("StatefulSet", &object.metadata)?,
             version: object.metadata.resource_version.clone(),
@@ -233,7 +420,9 @@ impl Workload {
             rolled_out: is_current(&object.metadata, status.observed_generation)
                 && ready
                 && status.current_revision == status.update_revision,
-            restartable: strategy.is_none_or(|s| s.type_.as_deref() != Some("OnDelete")) && partition == 0,
+            management,
+            note,
+            ordered: spec.pod_management_policy.as_deref() != Some("Parallel"),
         })
     }
 
@@ -241,6 +430,10 @@ impl Workload {
     pub fn of_daemon_set(object: &DaemonSet) -> Option<Self> {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
         let wanted = status.desired_number_scheduled;
+        let strategy = spec.update_strategy.as_ref().and_then(|strategy| strategy.type_.as_deref());
+        let by_hand =
+            (strategy == Some("OnDelete")).then_some("spec.updateStrategy is OnDelete; delete its pods");
+        let (management, note) = management("DaemonSet", &object.metadata, by_hand);
         Some(Self {
             key: key("DaemonSet", &object.metadata)?,
             version: object.metadata.resource_version.clone(),
@@ -249,7 +442,9 @@ impl Workload {
             rolled_out: is_current(&object.metadata, status.observed_generation)
                 && status.updated_number_scheduled.unwrap_or(0) == wanted
                 && status.number_available.unwrap_or(0) == wanted,
-            restartable: spec.update_strategy.as_ref().is_none_or(|s| s.type_.as_deref() != Some("OnDelete")),
+            management,
+            note,
+            ordered: false,
         })
     }
 
@@ -257,6 +452,7 @@ impl Workload {
     #[must_use]
     pub fn of_cron_job(object: &CronJob) -> Option<Self> {
         let spec = object.spec.as_ref()?;
+        let (management, note) = management("CronJob", &object.metadata, None);
         Some(Self {
             key: key("CronJob", &object.metadata)?,
             version: object.metadata.resource_version.clone(),
@@ -267,7 +463,9 @@ impl Workload {
                 ..LabelSelector::default()
             },
             rolled_out: true,
-            restartable: true,
+            management,
+            note,
+            ordered: false,
         })
     }
 }
@@ -295,7 +493,7 @@ mod tests {
                     continue;
                 }
                 "Pod" => {
-                    listed.pods.push(serde_json::from_value(object).unwrap());
+                    listed.pods.extend(ListedPod::of(&serde_json::from_value(object).unwrap()));
                     continue;
                 }
                 "Deployment" => Workload::of_deployment(&serde_json::from_value(object).unwrap()),
@@ -323,7 +521,21 @@ mod tests {
     }
 
     fn policy(project: &str) -> GPUMigrationSpec {
-        GPUMigrationSpec { project: project.into(), ..GPUMigrationSpec::default() }
+        GPUMigrationSpec {
+            project: project.into(),
+            mode: MigrationMode::Enforce,
+            ..GPUMigrationSpec::default()
+        }
+    }
+
+    fn narrowed(project: &str, narrow: Value) -> GPUMigrationSpec {
+        GPUMigrationSpec { r#match: Some(serde_json::from_value(narrow).unwrap()), ..policy(project) }
+    }
+
+    /// The project as the policy `m` sees it, alone.
+    fn observed(mut listed: Listed, spec: GPUMigrationSpec) -> Observed {
+        listed.policies = vec![("m".to_owned(), spec)];
+        listed.of_policy("m")
     }
 
     fn names(seen: &[ObservedWorkload]) -> Vec<&str> {
@@ -332,7 +544,7 @@ mod tests {
 
     #[test]
     fn membership_is_opt_in_and_project_and_the_narrowing_of_the_policy() {
-        let listed = listed(json!([
+        let objects = json!([
             namespace("a", Some("p"), "true"), namespace("b", Some("p"), "false"), namespace("c", None, "true"),
             deployment("a", "by-namespace", json!({"app": "x"}), 2, 3),
             deployment("a", "other-project", json!({"gpu-migrate.io/project": "q"}), 2, 3),
@@ -340,11 +552,16 @@ mod tests {
             deployment("b", "not-opted-in", json!({}), 2, 3),
             deployment("c", "by-pod", json!({"gpu-migrate.io/project": "p"}), 2, 3),
             {"kind": "CronJob", "metadata": {"name": "no-card", "namespace": "a"}, "spec": {"schedule": "", "jobTemplate": {"spec": {"template": template(json!({}), 0)}}}},
-        ]));
-        assert_eq!(names(&listed.of_policy("m", &policy("p")).0), ["by-namespace", "by-pod"]);
-        let mut narrow = policy("p");
-        narrow.r#match = Some(serde_json::from_value(json!({"namespaces": ["a"], "podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}})).unwrap());
-        assert_eq!(names(&listed.of_policy("m", &narrow).0), ["by-namespace"]);
+        ]);
+        assert_eq!(
+            names(&observed(listed(objects.clone()), policy("p")).workloads),
+            ["by-namespace", "by-pod"]
+        );
+        let narrow = narrowed(
+            "p",
+            json!({"namespaces": ["a"], "podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}}),
+        );
+        assert_eq!(names(&observed(listed(objects), narrow).workloads), ["by-namespace"]);
     }
 
     #[test]
@@ -360,7 +577,9 @@ mod tests {
         };
         assert!(rolled_out(stateful("2", json!({}))));
         assert!(!rolled_out(stateful("1", json!({}))), "the old revision still runs");
-        let rolls = |strategy: Value| listed(json!([stateful("2", strategy)])).workloads[0].restartable;
+        let rolls = |strategy: Value| {
+            listed(json!([stateful("2", strategy)])).workloads[0].management == Management::Restart
+        };
         assert!(rolls(json!({"type": "RollingUpdate"})));
         assert!(!rolls(json!({"type": "OnDelete"})), "it would never restart");
         let daemon = |available: u32| {
@@ -379,14 +598,14 @@ mod tests {
             "spec": template(json!({}), cards)["spec"], "status": {"phase": "Running", "containerStatuses": [{"name": "c", "ready": true, "image": "", "imageID": "", "restartCount": restarts}]}})
         };
         let labelled = json!({"app": "d", "gpu-migrate.io/convert": "true"});
-        let (seen, counts) = listed(json!([
+        let objects = listed(json!([
             namespace("a", Some("p"), "true"),
             deployment("a", "d", labelled.clone(), 2, 3),
             pod("old", json!({"app": "d"}), json!({}), 9, 1),
             pod("new", labelled.clone(), json!({"gpu-migrate.io/policy": "m@4"}), 2, 0),
             pod("slipped", labelled, json!({}), 0, 1),
-        ]))
-        .of_policy("m", &policy("p"));
+        ]));
+        let Observed { workloads: seen, counts, .. } = observed(objects, policy("p"));
         let one = &seen[0];
         assert_eq!(
             (one.labelled, one.restarts, one.unconverted),
@@ -400,17 +619,131 @@ mod tests {
     fn bare_pods_and_jobs_are_reported_and_missing_names_too() {
         let pod = |name: &str, owner: Value| json!({"kind": "Pod", "metadata": {"name": name, "namespace": "a", "ownerReferences": owner}, "spec": template(json!({}), 1)["spec"]});
         let job = json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": true}]);
-        let (seen, _) =
-            listed(json!([namespace("a", Some("p"), "true"), pod("bare", json!([])), pod("train-x", job)]))
-                .of_policy("m", &policy("p"));
+        let objects = json!([
+            namespace("a", Some("p"), "true"),
+            pod("bare", json!([])),
+            pod("train-x", job.clone()),
+            pod("train-y", job)
+        ]);
+        let seen = observed(listed(objects), policy("p")).workloads;
         assert!(seen.iter().all(|one| one.management == Management::Unmanaged));
         assert_eq!(
             seen.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(),
-            ["Pod/a/bare", "Job/a/train"]
+            ["Job/a/train", "Pod/a/bare"],
+            "a Job of many pods is one"
         );
         let mut spec = policy("p");
         spec.rollout.waves =
             serde_json::from_value(json!([{"workloads": ["Pod/a/bare", "Deployment/a/gone"]}])).unwrap();
         assert_eq!(missing(&spec, &seen).into_iter().collect::<Vec<_>>(), ["Deployment/a/gone"]);
+    }
+
+    #[test]
+    fn a_workload_with_a_controller_of_its_own_is_never_changed() {
+        let mut owned = deployment("a", "ksvc-00001-deployment", json!({}), 2, 3);
+        owned["metadata"]["ownerReferences"] = json!([{"apiVersion": "serving.knative.dev/v1", "kind": "Revision", "name": "ksvc-00001", "uid": "u", "controller": true}]);
+        let seen = observed(listed(json!([namespace("a", Some("p"), "true"), owned])), policy("p")).workloads;
+        assert_eq!(seen[0].management, Management::Unmanaged);
+        assert!(seen[0].note.as_ref().unwrap().contains("Revision ksvc-00001 (serving.knative.dev/v1)"));
+    }
+
+    #[test]
+    fn pods_of_other_controllers_are_reported_by_owner() {
+        let pod = |name: &str, hash: &str, owner: (&str, &str, &str)| {
+            json!({"kind": "Pod", "metadata": {"name": name, "namespace": "a", "labels": {hash: "6f7c"},
+                "ownerReferences": [{"apiVersion": owner.0, "kind": owner.1, "name": owner.2, "uid": "u", "controller": true}]},
+                "spec": template(json!({}), 1)["spec"]})
+        };
+        let objects = json!([
+            namespace("a", Some("p"), "true"),
+            deployment("a", "d", json!({}), 2, 3),
+            pod("d-6f7c-x", "pod-template-hash", ("apps/v1", "ReplicaSet", "d-6f7c")),
+            pod("canary-6f7c-x", "rollouts-pod-template-hash", ("apps/v1", "ReplicaSet", "canary-6f7c")),
+            pod("alone-x", "app", ("apps/v1", "ReplicaSet", "alone")),
+            pod("set-0", "app", ("apps.kruise.io/v1beta1", "StatefulSet", "set")),
+            pod("ray-head", "app", ("ray.io/v1", "RayCluster", "ray")),
+        ]);
+        let seen = observed(listed(objects), policy("p")).workloads;
+        let others = seen.iter().filter(|one| one.management == Management::Unmanaged);
+        assert_eq!(
+            others.map(|one| one.key.to_string()).collect::<Vec<_>>(),
+            ["RayCluster/a/ray", "ReplicaSet/a/alone", "Rollout/a/canary", "StatefulSet/a/set"]
+        );
+    }
+
+    #[test]
+    fn the_narrowest_policy_has_a_workload_and_equal_ones_have_none() {
+        let objects = json!([
+            namespace("a", Some("p"), "true"),
+            deployment("a", "d", json!({"tier": "x"}), 2, 3),
+            deployment("a", "e", json!({}), 2, 3),
+        ]);
+        let tier = || narrowed("p", json!({"podSelector": {"matchLabels": {"tier": "x"}}}));
+        let mut listed = listed(objects);
+        let off = GPUMigrationSpec { mode: MigrationMode::Off, ..tier() };
+        let audit = GPUMigrationSpec { mode: MigrationMode::Audit, ..tier() };
+        let mut seen = |policies: &[(&str, &GPUMigrationSpec)], name: &str| {
+            listed.policies =
+                policies.iter().map(|(name, spec)| ((*name).to_owned(), (*spec).clone())).collect();
+            let observed = listed.of_policy(name);
+            let conflicts =
+                observed.conflicts.into_iter().map(|(key, others)| (key.name, others)).collect::<Vec<_>>();
+            (names(&observed.workloads).into_iter().map(str::to_owned).collect::<Vec<_>>(), conflicts)
+        };
+        let (wide, narrow) = (policy("p"), tier());
+        let two = [("wide", &wide), ("narrow", &narrow)];
+        assert_eq!(seen(&two, "wide").0, ["e"]);
+        assert_eq!(seen(&two, "narrow").0, ["d"]);
+        let three = [("narrow", &narrow), ("same", &narrow), ("wide", &wide)];
+        assert_eq!(seen(&three, "narrow"), (vec![], vec![("d".to_owned(), ["same".to_owned()].into())]));
+        assert_eq!(seen(&three, "same").1[0].1, ["narrow".to_owned()].into());
+        assert_eq!(seen(&three, "wide"), (vec!["e".to_owned()], vec![]));
+        for weaker in [&off, &audit] {
+            assert_eq!(seen(&[("narrow", &narrow), ("weaker", weaker)], "narrow").0, ["d"]);
+        }
+    }
+
+    #[test]
+    fn the_pod_that_an_ordered_stateful_set_waits_for_is_named() {
+        let set = |policy: &str| {
+            json!({"kind": "StatefulSet", "metadata": {"name": "s", "namespace": "a"},
+                "spec": {"serviceName": "s", "replicas": 3, "podManagementPolicy": policy, "selector": {"matchLabels": {"app": "s"}}, "template": template(json!({"app": "s"}), 1)},
+                "status": {"replicas": 3, "readyReplicas": 2, "currentRevision": "1", "updateRevision": "1"}})
+        };
+        let pod = |name: &str, converted: bool, ready: &str| {
+            json!({"kind": "Pod", "metadata": {"name": name, "uid": name, "namespace": "a", "labels": if converted { json!({"app": "s", "gpu-migrate.io/convert": "true"}) } else { json!({"app": "s"}) },
+                "annotations": {"gpu-migrate.io/policy": "m@1"}},
+                "spec": template(json!({}), 0)["spec"], "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}})
+        };
+        let blocking = |policy_: &str| {
+            let objects = json!([
+                namespace("a", Some("p"), "true"),
+                set(policy_),
+                pod("s-2", true, "False"),
+                pod("s-1", true, "True"),
+                pod("s-0", false, "False")
+            ]);
+            observed(listed(objects), policy("p")).workloads[0]
+                .blocking
+                .iter()
+                .map(|pod| pod.name.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(blocking("OrderedReady"), ["s-2"]);
+        assert!(blocking("Parallel").is_empty());
+    }
+
+    #[test]
+    fn why_a_pod_is_not_ready_is_in_the_words_of_scheduler_and_kubelet() {
+        let trouble = |status: Value| {
+            let pod = json!({"metadata": {"name": "x", "namespace": "a"}, "spec": template(json!({}), 1)["spec"], "status": status});
+            ListedPod::of(&serde_json::from_value(pod).unwrap()).unwrap().trouble
+        };
+        let unschedulable = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}]});
+        assert_eq!(trouble(unschedulable).unwrap(), "pod x: 0/3 nodes are available");
+        let crashing = json!({"containerStatuses": [{"name": "c", "ready": false, "image": "", "imageID": "", "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}}]});
+        assert_eq!(trouble(crashing).unwrap(), "pod x: container c: CrashLoopBackOff: back-off 40s");
+        assert_eq!(trouble(json!({"conditions": [{"type": "Ready", "status": "True"}]})), None);
     }
 }

@@ -207,7 +207,7 @@ fn rollout(spec: &GPUMigrationSpec) -> Rollout {
     }
     let percent = match rollout.direction {
         Direction::Forward => rollout.percent,
-        Direction::Rollback => 0,
+        Direction::Rollback | Direction::RollbackNow => 0,
     };
     match rollout.unit {
         RolloutUnit::Workload => Rollout::Workloads(percent),

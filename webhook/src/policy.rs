@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gpu_migrate_model::annotation::PolicyRef;
+use gpu_migrate_model::crd::specificity;
 use gpu_migrate_model::hash::fnv1a;
 use gpu_migrate_model::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -217,13 +218,8 @@ impl Policies {
 }
 
 impl Policy {
-    /// How narrow it is: naming namespaces counts, and each condition on labels.
     fn specificity(&self) -> usize {
-        let labels = self.selector.as_ref().map_or(0, |selector| {
-            selector.match_labels.as_ref().map_or(0, BTreeMap::len)
-                + selector.match_expressions.as_ref().map_or(0, Vec::len)
-        });
-        labels + usize::from(!self.namespaces.is_empty())
+        specificity(&self.namespaces, self.selector.as_ref())
     }
 
     fn applies(&self, namespace: &str, pod: &PodView<'_>) -> bool {

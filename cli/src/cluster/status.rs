@@ -137,7 +137,7 @@ fn projects(migrations: &[GPUMigration]) -> String {
         let wave = status
             .wave
             .filter(|_| waves > 0)
-            .map_or_else(|| "-".to_owned(), |wave| format!("{}/{waves}", wave + 1));
+            .map_or_else(|| "-".to_owned(), |wave| format!("{wave}/{waves}"));
         let why = status
             .conditions
             .iter()

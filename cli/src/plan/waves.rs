@@ -31,19 +31,20 @@ pub(super) fn waves(
     if migrations.iter().all(|migration| migration.spec.rollout.waves.is_empty()) {
         return BTreeMap::new();
     }
-    let listed = listed(manifests, namespaces, default_namespace);
+    let mut listed = listed(manifests, namespaces, default_namespace);
+    listed.policies = migrations.iter().map(|one| (one.name_any(), one.spec.clone())).collect();
     let mut found = BTreeMap::new();
     for migration in migrations {
         let waves = &migration.spec.rollout.waves;
         if waves.is_empty() {
             continue;
         }
-        let (seen, _) = listed.of_policy(&migration.name_any(), &migration.spec);
+        let seen = listed.of_policy(&migration.name_any()).workloads;
         let assigned = assign(waves, &seen, &GPUMigrationStatus::default());
         for one in seen {
             let wave = match (one.management, assigned.get(&one.key)) {
-                (Management::Unmanaged, _) => WaveOf::ByHand,
-                (Management::Restart, Some(wave)) => WaveOf::Wave(*wave as usize + 1, waves.len()),
+                (Management::Unmanaged | Management::Manual, _) => WaveOf::ByHand,
+                (Management::Restart, Some(wave)) => WaveOf::Wave(*wave as usize, waves.len()),
                 (Management::Restart, None) => WaveOf::None,
             };
             found.insert(one.key.to_string(), wave);

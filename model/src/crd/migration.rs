@@ -97,6 +97,16 @@ pub struct Match {
     pub pod_selector: Option<LabelSelector>,
 }
 
+/// How narrow a policy is: naming namespaces counts, and each condition on labels. Of several for one pod the highest wins.
+#[must_use]
+pub fn specificity(namespaces: &[String], pod_selector: Option<&LabelSelector>) -> usize {
+    let labels = pod_selector.map_or(0, |selector| {
+        selector.match_labels.as_ref().map_or(0, BTreeMap::len)
+            + selector.match_expressions.as_ref().map_or(0, Vec::len)
+    });
+    labels + usize::from(!namespaces.is_empty())
+}
+
 /// How requests are converted.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -247,7 +257,7 @@ pub struct Rollout {
     /// Starts nothing new; what is under way stays.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// Rollback returns every workload to whole cards.
+    /// Rollback returns every workload to whole cards, `maxUnavailable` at a time; `RollbackNow` all of them at once.
     pub direction: Direction,
     /// The operator restarts workloads wave by wave. A pod is then converted only if it carries the label
     /// `gpu-migrate.io/convert: "true"`, which the operator sets on the pod template.
@@ -256,6 +266,8 @@ pub struct Rollout {
     /// Workloads that restart at a time.
     #[schemars(range(min = 1))]
     pub max_unavailable: u32,
+    /// What happens to a workload that is not ready before it is converted.
+    pub on_unready: OnUnready,
     /// What must hold after each wave.
     pub gate: Gate,
 }
@@ -269,6 +281,7 @@ impl Default for Rollout {
             direction: Direction::Forward,
             waves: Vec::new(),
             max_unavailable: 1,
+            on_unready: OnUnready::Skip,
             gate: Gate::default(),
         }
     }
@@ -292,6 +305,18 @@ pub enum Direction {
     Forward,
     /// From shares to whole cards.
     Rollback,
+    /// As Rollback, without waiting for one workload before the next.
+    RollbackNow,
+}
+
+/// What happens to a workload that is not ready before it is converted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum OnUnready {
+    /// Its wave waits `readyWithinSeconds` for it and goes on without it. It is converted once it is ready.
+    #[default]
+    Skip,
+    /// It is converted with its wave: for pods that wait for a card. If it does not become ready, the wave fails.
+    Convert,
 }
 
 /// The workloads that move together.
@@ -352,24 +377,35 @@ pub struct GPUMigrationStatus {
     pub observed_generation: Option<i64>,
     /// What the operator is doing.
     pub phase: MigrationPhase,
-    /// Number of the current wave, from 0.
+    /// Number of the current wave, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wave: Option<u32>,
     /// When the current wave last got on, RFC 3339: it began, or one of its workloads arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wave_started_at: Option<String>,
-    /// When all workloads of the current wave were ready, RFC 3339.
+    /// When all workloads of the current wave were ready, RFC 3339; later by as long as one of them was not ready since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_at: Option<String>,
+    /// Since when a workload of the current wave is not ready any more, RFC 3339: the soak does not count this time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unready_since: Option<String>,
     /// The project's pods by kind.
     pub counts: Counts,
-    /// The project's workloads.
+    /// The project's workloads: all that the operator restarts, and the first 100 of the others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub workloads: Vec<WorkloadStatus>,
-    /// `Ready`, `PolicyValid`, `Progressing`.
+    /// Workloads that the operator does not restart and that are not in `workloads`.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unlisted: u32,
+    /// `Ready`, `PolicyValid`, `Progressing`, `Stalled` (a person must act), `Conflict` (with another policy), `WaveFailed`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// What the operator is doing with a migration.
@@ -414,7 +450,7 @@ pub struct WorkloadStatus {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The wave it belongs to, from 0.
+    /// The wave it belongs to, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wave: Option<u32>,
     /// Where it is.
@@ -435,8 +471,12 @@ pub enum WorkloadState {
     Restarting,
     /// Its pods are ready, as shared pods.
     Ready,
+    /// Not ready when its wave came; converted once it is ready.
+    Skipped,
     /// Rolled back to whole cards.
     RolledBack,
+    /// Rolled back to whole cards, and not ready for `readyWithinSeconds` since.
+    NotReady,
     /// Not restarted by the operator (bare pods, Jobs); it converts when it is recreated.
     Unmanaged,
 }

@@ -14,8 +14,9 @@ pub use config::{
 };
 pub use migration::{
     Convert, Counts, Direction, GPUMigration, GPUMigrationSpec, GPUMigrationStatus, Gate, GateQuery, Match,
-    MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, Override, ResourceMapping,
-    Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState, WorkloadStatus,
+    MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, OnUnready, Override,
+    ResourceMapping, Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState, WorkloadStatus,
+    specificity,
 };
 pub use shadow::{
     CardStatus, DriverInstall, GPUShadow, GPUShadowSpec, GPUShadowStatus, HolderStatus, InstallPhase,

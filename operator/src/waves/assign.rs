@@ -5,11 +5,11 @@ use gpu_migrate_model::crd::{GPUMigrationStatus, Wave};
 use gpu_migrate_model::hash::fnv1a;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The wave of each workload that moves, from 0. Workloads that no wave reaches are not in it.
+/// The wave of each workload that moves, from 1. Workloads that no wave reaches are not in it.
 ///
 /// A named workload goes to the wave that names it. A percentage counts all workloads that can be converted, in an order that
-/// depends on their names alone. A workload that has a wave in the status keeps it, so that one that is created or deleted does
-/// not move others between waves; a new one never joins a wave that is over.
+/// depends on their names alone. A workload of a wave that is over or in progress keeps it, whatever is created or deleted; a new
+/// one never joins a wave that is over.
 #[must_use]
 pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationStatus) -> BTreeMap<Key, u32> {
     let movable = seen
@@ -17,12 +17,12 @@ pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationSt
         .filter(|one| one.management == Management::Restart)
         .map(|one| &one.key)
         .collect::<BTreeSet<_>>();
-    let mut assigned = still_assigned(waves, &movable, status);
-    let current = status.wave.unwrap_or(0);
+    let current = status.wave.unwrap_or(1);
+    let mut assigned = still_assigned(waves, &movable, status, current);
     let mut waiting = movable.iter().filter(|key| !assigned.contains_key(**key)).copied().collect::<Vec<_>>();
     waiting.sort_by_key(|key| (order(key), (*key).clone()));
 
-    for (number, wave) in (0_u32..).zip(waves) {
+    for (number, wave) in (1_u32..).zip(waves) {
         if let Some(names) = &wave.workloads {
             // A name that cannot be parsed is reported where the policy is validated.
             let named = names.iter().filter_map(|name| name.parse::<Key>().ok()).collect::<BTreeSet<_>>();
@@ -44,11 +44,12 @@ pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationSt
     assigned
 }
 
-/// Assignments of the status whose wave and workload still exist.
+/// Assignments of the status up to the current wave whose wave and workload still exist.
 fn still_assigned(
     waves: &[Wave],
     movable: &BTreeSet<&Key>,
     status: &GPUMigrationStatus,
+    current: u32,
 ) -> BTreeMap<Key, u32> {
     let one = |workload: &gpu_migrate_model::crd::WorkloadStatus| {
         let key = Key {
@@ -56,7 +57,8 @@ fn still_assigned(
             namespace: workload.namespace.clone(),
             name: workload.name.clone(),
         };
-        let wave = workload.wave.filter(|wave| (*wave as usize) < waves.len())?;
+        let wave =
+            workload.wave.filter(|wave| (1..=waves.len()).contains(&(*wave as usize)) && *wave <= current)?;
         movable.contains(&key).then_some((key, wave))
     };
     status.workloads.iter().filter_map(one).collect()

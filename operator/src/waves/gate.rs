@@ -1,6 +1,7 @@
 //! The gate of a wave: when it fails, waits or passes.
 
-use super::ObservedWorkload;
+use super::step::REQUEUE;
+use super::{ObservedWorkload, workloads};
 use gpu_migrate_model::crd::Gate;
 use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
@@ -21,38 +22,35 @@ pub(super) enum Verdict {
     Fail(String),
 }
 
-/// Why a wave in progress has failed. `last_progress` is when it began or when a workload last became ready: the deadline is per
-/// workload, independent of how many there are and how few may be unavailable at once.
-pub(super) fn failure(
+/// A converted workload whose containers restart too often.
+pub(super) fn crashes(gate: &Gate, wave: &[&ObservedWorkload]) -> Option<String> {
+    let one = wave.iter().find(|one| one.labelled && one.restarts > gate.max_restarts)?;
+    Some(format!(
+        "{}: a container restarted {} times, maximum is {}",
+        one.key, one.restarts, gate.max_restarts
+    ))
+}
+
+/// Why workloads have failed that are not ready since `since`: of a wave that begins, since one of its workloads last became
+/// ready. So the deadline is per workload, independent of how many there are and how few may be unavailable at once.
+pub(super) fn too_late(
     gate: &Gate,
-    last_progress: Timestamp,
+    since: Timestamp,
     now: Timestamp,
-    wave: &[&ObservedWorkload],
+    (unready, all): (&[&ObservedWorkload], usize),
 ) -> Option<String> {
-    if let Some(one) = wave.iter().find(|one| one.labelled && one.restarts > gate.max_restarts) {
-        return Some(format!(
-            "{}: a container restarted {} times, maximum is {}",
-            one.key, one.restarts, gate.max_restarts
-        ));
-    }
-    let late =
-        now.duration_since(last_progress) >= SignedDuration::from_secs(gate.ready_within_seconds.into());
-    let missing = wave.iter().filter(|one| !one.is_converted()).collect::<Vec<_>>();
-    match missing.first() {
-        Some(first) if late => Some(format!(
-            "{} of {} workloads not ready, no progress for {} s; first {}{}",
-            missing.len(),
-            wave.len(),
-            gate.ready_within_seconds,
-            first.key,
-            if first.unconverted > 0 {
-                format!(": {} of its pods were not converted", first.unconverted)
-            } else {
-                String::new()
-            },
-        )),
-        _ => None,
-    }
+    let first = unready.first().filter(|_| is_late(gate, since, now))?;
+    Some(format!(
+        "{} of {} not ready, no progress for {} s; first {}",
+        unready.len(),
+        workloads(all),
+        gate.ready_within_seconds,
+        first.described(),
+    ))
+}
+
+pub(super) fn is_late(gate: &Gate, since: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(since) >= SignedDuration::from_secs(gate.ready_within_seconds.into())
 }
 
 /// The verdict once all workloads of the wave were ready at `ready`.
@@ -61,7 +59,8 @@ pub(super) fn soak(gate: &Gate, ready: Timestamp, now: Timestamp, answer: Answer
     if left.is_positive() {
         return Verdict::Wait {
             why: format!("all ready; soaking for another {} s", left.as_secs().max(1)),
-            again: left.try_into().unwrap_or(Duration::from_secs(1)),
+            // What happens meanwhile must be seen.
+            again: Duration::try_from(left).unwrap_or(REQUEUE).min(REQUEUE),
         };
     }
     let Some(query) = &gate.query else { return Verdict::Pass };

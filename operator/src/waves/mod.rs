@@ -24,7 +24,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// A workload by kind, namespace and name; `Deployment/namespace/name` in a policy.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// `Deployment`, `StatefulSet`, …
     pub kind: String,
@@ -51,19 +51,24 @@ impl FromStr for Key {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Management {
     /// A change of its pod template, which its controller rolls out.
+    #[default]
     Restart,
-    /// Not restarted by the operator: Jobs, bare pods, `OnDelete`, paused.
+    /// Its controller does not replace pods by itself: `OnDelete`, a partition, paused. It loses its label when it is rolled back.
+    Manual,
+    /// Never written: another controller owns it, or it has no pod template that could be changed (Jobs, bare pods).
     Unmanaged,
 }
 
 /// A workload as observed in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedWorkload {
     pub key: Key,
     pub management: Management,
+    /// Why it is not restarted by the operator, and how it moves.
+    pub note: Option<String>,
     /// Its pod template has the label `gpu-migrate.io/convert`.
     pub labelled: bool,
     /// Its controller has seen its spec, and all its pods are of the newest template and ready.
@@ -72,6 +77,20 @@ pub struct ObservedWorkload {
     pub restarts: u32,
     /// Newest pods with the label that were not converted, because the webhook was unavailable or refused.
     pub unconverted: u32,
+    /// Its pods that a policy converted.
+    pub shared_pods: u32,
+    /// Which of its newest pods is not ready, and why.
+    pub trouble: Option<String>,
+    /// Pods that keep its controller from replacing any: not ready, of the template with the label, which the template of an
+    /// ordered StatefulSet no longer has.
+    pub blocking: Vec<BlockingPod>,
+}
+
+/// A pod that has to be deleted before its StatefulSet goes on (Kubernetes: "forced rollback").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockingPod {
+    pub name: String,
+    pub uid: String,
 }
 
 impl ObservedWorkload {
@@ -80,6 +99,40 @@ impl ObservedWorkload {
     pub fn is_converted(&self) -> bool {
         self.labelled && self.rolled_out && self.unconverted == 0
     }
+
+    /// Why it is not ready, and what to do where that is known.
+    fn why_unready(&self) -> Option<String> {
+        if let Some(pod) = self.blocking.first() {
+            let (namespace, name) = (&self.key.namespace, &pod.name);
+            return Some(format!(
+                "its controller waits for pod {name} of the former template: kubectl delete pod -n {namespace} {name}"
+            ));
+        }
+        if self.unconverted > 0 {
+            return Some(format!("pods not converted: {}; is the webhook running?", self.unconverted));
+        }
+        self.trouble.clone()
+    }
+
+    /// Its name, and why it is not ready.
+    fn described(&self) -> String {
+        match self.why_unready() {
+            Some(why) => format!("{}: {why}", self.key),
+            None => self.key.to_string(),
+        }
+    }
+}
+
+/// The first three, and how many more there are.
+fn first_three(items: impl IntoIterator<Item = String>) -> String {
+    let items = items.into_iter().collect::<Vec<_>>();
+    let shown = items.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
+    if items.len() > 3 { format!("{shown}; and {} more", items.len() - 3) } else { shown }
+}
+
+/// `1 workload`, `2 workloads`.
+pub(crate) fn workloads(count: usize) -> String {
+    format!("{count} workload{}", if count == 1 { "" } else { "s" })
 }
 
 /// A change of a workload; idempotent.
@@ -87,7 +140,10 @@ impl ObservedWorkload {
 pub enum Action {
     /// Add the label to its pod template.
     Convert(Key),
+    /// Remove the label from its pod template.
     RollBack(Key),
+    /// Delete a pod of an ordered StatefulSet that was rolled back and waits for it.
+    DeletePod(Key, BlockingPod),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +156,8 @@ pub struct Decision {
     pub requeue_after: Option<Duration>,
     /// The gate's query must be answered before the next step.
     pub needs_query: bool,
+    /// What a person must do before the rollout goes on.
+    pub stalled: Option<String>,
     /// The Event to publish: reason and message.
     pub event: Option<(&'static str, String)>,
 }

@@ -3,8 +3,8 @@
 
 use super::*;
 use gpu_migrate_model::crd::{
-    Direction, GPUMigrationSpec, Gate, GateQuery, MigrationMode, MigrationPhase as Phase, Rollout, Wave,
-    WorkloadState,
+    Direction, GPUMigrationSpec, Gate, GateQuery, MigrationMode, MigrationPhase as Phase, OnUnready, Rollout,
+    Wave, WorkloadState,
 };
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -67,32 +67,40 @@ impl World {
     }
 
     fn seen(&self) -> Vec<ObservedWorkload> {
-        let seen = |pods: &Pods| ObservedWorkload {
-            key: pods.key.clone(),
-            management: Management::Restart,
-            labelled: pods.labelled,
-            rolled_out: pods.left == 0 && !(pods.labelled && pods.breaks),
-            restarts: 0,
-            unconverted: 0,
+        let seen = |pods: &Pods| {
+            let rolled_out = pods.left == 0 && !(pods.labelled && pods.breaks);
+            ObservedWorkload {
+                key: pods.key.clone(),
+                labelled: pods.labelled,
+                rolled_out,
+                shared_pods: u32::from(pods.labelled && rolled_out),
+                ..ObservedWorkload::default()
+            }
         };
         self.pods.iter().map(seen).collect()
     }
 
-    fn decide(&self) -> Decision {
-        step(Input {
+    /// Of this moment, without workloads.
+    fn input(&self) -> Input<'_> {
+        Input {
             spec: &self.spec,
             generation: self.generation,
             status: &self.status,
-            seen: &self.seen(),
+            seen: &[],
             answer: self.answer.as_ref(),
             now: self.now,
-        })
+        }
+    }
+
+    fn decide(&self) -> Decision {
+        step(Input { seen: &self.seen(), ..self.input() })
     }
 
     fn act(&mut self, action: &Action) {
         let (key, labelled) = match action {
             Action::Convert(key) => (key, true),
             Action::RollBack(key) => (key, false),
+            Action::DeletePod(..) => return,
         };
         let pods = self.pods.iter_mut().find(|pods| pods.key == *key).unwrap();
         if pods.labelled != labelled {
@@ -141,12 +149,12 @@ fn three_waves_go_one_after_the_other() {
     world.tick();
     assert_eq!(
         (world.status.phase, world.status.wave, world.labelled()),
-        (Phase::Running, Some(0), [1].into())
+        (Phase::Running, Some(1), [1].into())
     );
     world.ticks(2);
     assert_eq!((world.status.phase, world.labelled()), (Phase::Gating, [1].into()), "ready, soaking");
     world.ticks(4);
-    assert_eq!((world.status.wave, world.labelled()), (Some(1), [0, 1].into()));
+    assert_eq!((world.status.wave, world.labelled()), (Some(2), [0, 1].into()));
     world.ticks(20);
     assert_eq!((world.status.phase, world.labelled()), (Phase::Complete, [0, 1, 2].into()));
     assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveStarted", "Complete"]);
@@ -162,7 +170,7 @@ fn a_failed_second_wave_is_rolled_back_and_the_first_stays() {
     world.ticks(60);
     assert_eq!(
         (world.status.phase, world.status.wave, world.labelled()),
-        (Phase::Failed, Some(1), [0].into())
+        (Phase::Failed, Some(2), [0].into())
     );
     assert_eq!(world.events, ["WaveStarted", "WaveStarted", "WaveFailed", "WaveRolledBack"]);
     let state = |n: usize| world.status.workloads.iter().find(|w| w.name == format!("w{n}")).unwrap().state;
@@ -189,7 +197,7 @@ fn the_reason_names_the_workload_and_the_limit() {
     let message = (0..40).map(|_| world.tick().message).find(|why| why.contains("failed")).unwrap();
     assert_eq!(
         message,
-        "wave 1 of 1 failed: 1 of 1 workloads not ready, no progress for 100 s; first Deployment/ns/w0"
+        "wave 1 of 1 failed: 1 of 1 workload not ready, no progress for 100 s; first Deployment/ns/w0"
     );
 }
 
@@ -275,11 +283,298 @@ fn pods_that_were_not_converted_do_not_count_as_ready() {
         answer: None,
         now: world.now,
     });
-    assert_eq!(decision.status.phase, Phase::Running);
+    assert!(decision.message.contains("soaking is interrupted"), "{}", decision.message);
     assert_eq!(
         decision.status.workloads[0].reason.as_deref(),
-        Some("2 pods were not converted: is the webhook running?")
+        Some("pods not converted: 2; is the webhook running?")
     );
+}
+
+#[test]
+fn a_soak_that_lasts_longer_than_the_deadline_is_looked_at_throughout() {
+    let mut world = World::new(2, vec![named(&[0]), percent(100)]);
+    world.spec.rollout.gate.soak_seconds = 3600;
+    world.ticks(4);
+    let decision = world.tick();
+    assert_eq!(decision.requeue_after, Some(std::time::Duration::from_secs(5)), "{}", decision.message);
+    world.ticks(100);
+    // A scale-up: one pod more, which needs a while.
+    world.pods[0].left = 6;
+    let decision = world.tick();
+    assert_eq!(
+        (world.status.phase, decision.message.as_str()),
+        (
+            Phase::Gating,
+            "wave 1 of 2: soaking is interrupted, 1 of 1 workload not ready; first Deployment/ns/w0"
+        )
+    );
+    world.ticks(10);
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Gating, [0].into()), "a blip is no failure");
+    world.pods[0].breaks = true;
+    world.ticks(25);
+    assert_eq!(
+        (world.status.phase, world.labelled()),
+        (Phase::Failed, [].into()),
+        "a crash is seen in the soak"
+    );
+}
+
+#[test]
+fn time_in_which_a_workload_is_not_ready_does_not_count_as_soak() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.ticks(4);
+    assert_eq!(world.status.phase, Phase::Gating);
+    // Scaled up and down again and again: ready at every second look.
+    let mut looks = 0;
+    while world.status.phase == Phase::Gating {
+        if looks % 2 == 0 {
+            world.pods[0].left = 2;
+        }
+        world.tick();
+        looks += 1;
+    }
+    assert_eq!(world.status.phase, Phase::Complete, "no failure");
+    assert!((6..=10).contains(&looks), "half of the time counts for the 20 s: {looks} looks of 5 s");
+}
+
+#[test]
+fn a_container_that_restarts_during_the_soak_fails_the_wave_at_once() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.spec.rollout.gate.soak_seconds = 3600;
+    world.ticks(50);
+    let mut seen = world.seen();
+    seen[0].restarts = 4;
+    let Decision { message, actions, .. } = step(Input { seen: &seen, ..world.input() });
+    assert_eq!(actions, [Action::RollBack(key(0))], "{message}");
+}
+
+#[test]
+fn a_wave_that_names_nothing_usable_waits_and_says_so() {
+    let typo = || Wave { percent: None, workloads: Some(vec!["Deployment/ns/cannary".into()]) };
+    let mut world = World::new(3, vec![typo(), percent(100)]);
+    world.ticks(100);
+    let decision = world.tick();
+    assert_eq!(
+        (world.status.phase, world.status.wave, world.labelled()),
+        (Phase::Running, Some(1), [].into())
+    );
+    let expected = "wave 1 of 2 waits: Deployment/ns/cannary does not exist in the project or requests no cards; correct spec.rollout.waves";
+    assert_eq!((decision.message.as_str(), decision.stalled.as_deref()), (expected, Some(expected)));
+    world.edit(|spec| spec.rollout.waves[0] = named(&[0]));
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 3));
+    // One of two is misspelt: the other moves, and no further wave begins.
+    let mut two = named(&[1]);
+    two.workloads.as_mut().unwrap().extend(typo().workloads.unwrap());
+    let mut world = World::new(3, vec![two, percent(100)]);
+    world.ticks(100);
+    assert_eq!((world.status.wave, world.labelled()), (Some(1), [1].into()));
+}
+
+#[test]
+fn a_canary_that_shows_nothing_does_not_let_the_next_wave_begin() {
+    let look = |change: fn(&mut ObservedWorkload), wave: Wave| {
+        let mut world = World::new(3, vec![wave, percent(100)]);
+        for _ in 0..60 {
+            world.now += SignedDuration::from_secs(5);
+            let mut seen = world.seen();
+            seen.iter_mut().for_each(change);
+            let decision = step(Input { seen: &seen, ..world.input() });
+            world.status = decision.status.clone();
+            decision.actions.iter().for_each(|action| world.act(action));
+            world.pods.iter_mut().for_each(|pods| pods.left = 0);
+            if decision.stalled.is_some() {
+                return (world.status.wave, decision.message);
+            }
+        }
+        panic!("it does not wait: {:?}", world.status);
+    };
+    let (wave, why) = look(|one| one.shared_pods = 0, named(&[0]));
+    assert_eq!(wave, Some(1));
+    assert!(
+        why.ends_with(
+            "no converted pod runs, so there is nothing to judge: scale a workload up or name another one"
+        ),
+        "{why}"
+    );
+    let (_, why) = look(|one| one.shared_pods = 0, percent(0));
+    assert!(why.contains("it has no workloads"), "{why}");
+    let by_hand = |one: &mut ObservedWorkload| {
+        one.management = Management::Manual;
+        one.note = Some("paused".into());
+    };
+    let (_, why) = look(by_hand, named(&[0]));
+    assert!(why.contains("Deployment/ns/w0 is not restarted by the operator (paused)"), "{why}");
+    let (_, why) = look(by_hand, percent(50));
+    assert!(why.contains("the project has no workload that the operator can restart"), "{why}");
+}
+
+#[test]
+fn a_workload_that_is_not_ready_before_is_left_out_until_it_is() {
+    let mut world = World::new(3, vec![named(&[0, 1]), percent(100)]);
+    world.pods[0].left = u32::MAX;
+    world.ticks(4);
+    assert_eq!(world.labelled(), [1].into(), "it does not use up the room of another");
+    let decision = world.tick();
+    assert!(decision.message.contains("waiting for Deployment/ns/w0"), "{}", decision.message);
+    world.ticks(60);
+    let message = world.tick().message;
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Complete, [1, 2].into()));
+    assert_eq!(message, "all waves are complete; not converted, because not ready: Deployment/ns/w0");
+    assert_eq!(world.status.workloads[0].state, WorkloadState::Skipped);
+    world.pods[0].left = 0;
+    world.ticks(60);
+    assert_eq!(
+        (world.status.phase, world.labelled().len()),
+        (Phase::Complete, 3),
+        "it is converted once it is ready"
+    );
+    // Where it is the only one, nothing was learned.
+    let mut world = World::new(2, vec![named(&[0]), percent(100)]);
+    world.pods[0].left = u32::MAX;
+    world.ticks(60);
+    let decision = world.tick();
+    assert_eq!((world.status.wave, world.labelled()), (Some(1), [].into()));
+    assert!(
+        decision
+            .stalled
+            .unwrap()
+            .contains("none of its workloads is ready to be converted; first Deployment/ns/w0")
+    );
+    world.pods[0].left = 0;
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 2));
+}
+
+#[test]
+fn a_workload_that_waits_for_a_card_moves_where_the_policy_says_so() {
+    let mut world = World::new(2, vec![percent(100)]);
+    world.spec.rollout.on_unready = OnUnready::Convert;
+    world.pods[0].left = u32::MAX;
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 2));
+}
+
+#[test]
+fn a_workload_that_was_not_ready_before_does_not_hold_up_the_rollback() {
+    let mut world = World::new(3, vec![percent(100)]);
+    world.pods[0].left = u32::MAX;
+    world.pods[1].breaks = true;
+    let ticks = (0..200).find(|_| world.tick().status.phase == Phase::Failed);
+    assert!(ticks.is_some_and(|ticks| ticks < 40), "{ticks:?} {:?}", world.status);
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
+    world.ticks(20);
+    assert_eq!(world.status.phase, Phase::Idle, "{:?}", world.status);
+    assert_eq!(
+        world.events.last().unwrap(),
+        "RollbackIncomplete",
+        "it is not ready, so not everything is back"
+    );
+}
+
+#[test]
+fn a_rollback_goes_at_once_from_what_is_broken_and_is_paced_for_the_rest() {
+    let mut world = World::new(5, vec![percent(100)]);
+    world.spec.rollout.max_unavailable = 5;
+    world.ticks(3);
+    world.spec.rollout.max_unavailable = 1;
+    world.pods[3].breaks = true;
+    world.pods[4].breaks = true;
+    let first = (0..60).map(|_| world.tick()).find(|decision| !decision.actions.is_empty()).unwrap();
+    assert_eq!(first.actions, [Action::RollBack(key(3)), Action::RollBack(key(4))]);
+    assert_eq!(world.tick().actions, [], "they are restarting");
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Failed, [].into()));
+}
+
+#[test]
+fn one_workload_that_does_not_get_ready_again_delays_the_rollback_once_and_is_named() {
+    let mut world = World::new(6, vec![percent(100)]);
+    world.ticks(100);
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
+    let stuck = world.tick().actions;
+    world.pods.iter_mut().find(|pods| Action::RollBack(pods.key.clone()) == stuck[0]).unwrap().left =
+        u32::MAX;
+    let ticks = (0..200).find(|_| world.tick().status.phase == Phase::Idle).unwrap();
+    assert!(ticks < 20 + 6 * 4, "{ticks}");
+    assert!(world.labelled().is_empty());
+    let message = world.tick();
+    let name = world.pods.iter().find(|pods| pods.left > 0).unwrap().key.to_string();
+    assert!(message.stalled.unwrap().contains(&format!("not ready: {name}")));
+    let of = |state| world.status.workloads.iter().filter(|one| one.state == state).count();
+    assert_eq!((of(WorkloadState::NotReady), of(WorkloadState::RolledBack)), (1, 5));
+}
+
+#[test]
+fn undo_now_does_not_wait_for_one_before_the_next() {
+    let mut world = World::new(6, vec![percent(100)]);
+    world.ticks(100);
+    world.edit(|spec| spec.rollout.direction = Direction::RollbackNow);
+    world.tick();
+    assert!(world.labelled().is_empty());
+    world.ticks(4);
+    assert_eq!((world.status.phase, world.events.last().unwrap().as_str()), (Phase::Idle, "RolledBack"));
+}
+
+#[test]
+fn the_event_of_a_rollback_does_not_call_back_what_is_not() {
+    let mut world = World::new(2, vec![percent(100)]);
+    world.ticks(60);
+    world.edit(|spec| spec.rollout.direction = Direction::RollbackNow);
+    let mut seen = world.seen();
+    seen[0].management = Management::Manual;
+    seen[0].note = Some("OnDelete".into());
+    let first = step(Input { seen: &seen, ..world.input() });
+    assert_eq!(first.actions.len(), 2, "the label goes from all");
+    world.status = first.status;
+    seen.iter_mut().for_each(|one| one.labelled = false);
+    seen[1].shared_pods = 0;
+    let decision = step(Input { seen: &seen, ..world.input() });
+    let (reason, message) = decision.event.unwrap();
+    assert_eq!(reason, "RollbackIncomplete");
+    assert!(
+        message.contains("Deployment/ns/w0 has shared pods until they are deleted or end: 1 (OnDelete)"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_pod_that_blocks_an_ordered_rollback_is_deleted() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.ticks(60);
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
+    world.tick();
+    let mut seen = world.seen();
+    let pod = BlockingPod { name: "w0-2".into(), uid: "u".into() };
+    (seen[0].blocking, seen[0].rolled_out) = (vec![pod.clone()], false);
+    let decision = step(Input { seen: &seen, ..world.input() });
+    assert_eq!(decision.actions, [Action::DeletePod(key(0), pod)]);
+    assert!(decision.message.contains("kubectl delete pod -n ns w0-2"), "{}", decision.message);
+}
+
+#[test]
+fn a_new_workload_that_no_wave_reaches_is_named_in_a_complete_project() {
+    let mut world = World::new(2, vec![named(&[0, 1])]);
+    world.ticks(60);
+    assert_eq!(world.tick().message, "all waves are complete");
+    world.happen(&Happening::Appear);
+    assert_eq!(
+        world.tick().message,
+        "all waves are complete; in no wave of spec.rollout.waves: Deployment/ns/w3"
+    );
+}
+
+#[test]
+fn the_status_lists_all_that_is_restarted_and_some_of_the_rest() {
+    let world = World::new(300, vec![percent(100)]);
+    let mut seen = world.seen();
+    seen.extend((0..20_000).map(|n| ObservedWorkload {
+        key: Key { kind: "Pod".into(), namespace: "ns".into(), name: format!("bare-{n}") },
+        management: Management::Unmanaged,
+        ..ObservedWorkload::default()
+    }));
+    let status = step(Input { seen: &seen, ..world.input() }).status;
+    assert_eq!((status.workloads.len(), status.unlisted), (400, 19_900));
 }
 
 #[test]
@@ -301,7 +596,7 @@ fn a_percentage_is_of_workloads_and_rounds_up() {
     let of = |waves: &[u32]| {
         let waves = waves.iter().map(|p| percent(*p)).collect::<Vec<_>>();
         let assigned = assign(&waves, &seen, &Default::default());
-        (0..waves.len() as u32)
+        (1..=waves.len() as u32)
             .map(|wave| assigned.values().filter(|w| **w == wave).count())
             .collect::<Vec<_>>()
     };

@@ -310,7 +310,7 @@ async fn begin(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook.run(cluster, "gpu-migrate rollout resume danlu").await?;
     until(cluster, "the second wave", async |client| {
         let wave = policy(client).await?.status.and_then(|status| status.wave);
-        Ok(Seen::from_bool(wave == Some(1), || format!("wave {wave:?}")))
+        Ok(Seen::from_bool(wave == Some(2), || format!("wave {wave:?}")))
     })
     .await?;
     is_shared(cluster, WORKLOADS[0], true).await
