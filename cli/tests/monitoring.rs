@@ -105,6 +105,34 @@ fn every_alert_is_explained_in_the_runbook_and_no_other() {
     assert_eq!(explained, named);
 }
 
+/// A component that is not there exports nothing, and `max(x) < 1` of nothing is nothing.
+#[test]
+fn an_alert_that_waits_for_too_little_fires_for_nothing_too() {
+    let mut count = 0;
+    for alert in alerts() {
+        let expression = alert["expr"].as_str().unwrap();
+        if expression.contains(") < 1") || expression.starts_with("time() - ") {
+            let metric = &used(expression)[0];
+            assert!(expression.ends_with(&format!(" or absent({metric})")), "{expression}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 4);
+}
+
+/// The key that Alertmanager and Grafana show as a link.
+#[test]
+fn every_alert_links_to_its_runbook() {
+    for alert in alerts() {
+        let url = alert["annotations"]["runbook_url"].as_str().unwrap_or_default();
+        assert!(
+            url.starts_with("https://") && url.ends_with("/deploy/RUNBOOK.md#5-signs-and-alerts"),
+            "{alert}"
+        );
+    }
+    assert!(text("deploy/RUNBOOK.md").contains("\n## 5. Signs and alerts\n"));
+}
+
 /// Labels in braces must be words that the programs use: a typing error would make an alert that never fires.
 #[test]
 fn label_values_are_words_of_the_programs() {

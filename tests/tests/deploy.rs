@@ -101,7 +101,7 @@ fn the_templates_are_what_they_are_taken_for() {
 fn no_right_is_a_wildcard_and_every_account_has_its_own() {
     let base = base();
     let roles = [of_kind(&base, "ClusterRole"), of_kind(&base, "Role")].concat();
-    assert_eq!(roles.len(), 7);
+    assert_eq!(roles.len(), 8);
     for role in roles {
         let name = &role["metadata"]["name"];
         for rule in role["rules"].as_array().unwrap() {

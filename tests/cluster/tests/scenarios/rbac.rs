@@ -33,13 +33,20 @@ pub(crate) async fn every_granted_verb_is_used(cluster: &mut Cluster) -> Result<
     Ok(())
 }
 
-/// The rights of our own roles; the scheduler is also bound to Kubernetes' own.
+/// The rights of our own roles that are bound; the scheduler is also bound to Kubernetes' own.
 fn granted(objects: &[Value]) -> Result<BTreeSet<Right>> {
     let strings = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
     };
+    let bound = |role: &Value| {
+        objects
+            .iter()
+            .any(|o| o["roleRef"]["kind"] == role["kind"] && o["roleRef"]["name"] == role["metadata"]["name"])
+    };
     let mut all = BTreeSet::new();
-    for role in objects.iter().filter(|o| o["kind"] == "ClusterRole" || o["kind"] == "Role") {
+    for role in
+        objects.iter().filter(|o| ["ClusterRole", "Role"].iter().any(|kind| o["kind"] == *kind) && bound(o))
+    {
         let name = role["metadata"]["name"].as_str().context("a role without a name")?;
         for rule in role["rules"].as_array().context("a role without rules")? {
             for group in strings(&rule["apiGroups"]) {
