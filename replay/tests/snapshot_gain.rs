@@ -115,6 +115,49 @@ fn a_waiting_pod_starts_on_what_was_freed() {
     assert_eq!(gain(items, 100, ScoringStrategy::Lookahead).waiting, (5, 0));
 }
 
+/// By hand: web moves into halves of two cards and train, of another project, stays; three of the four cards of n1 and n2 were held
+/// by web, one and a half are then, so that one is free: a waiting legacy pod of one card starts there, and one of two cards does not.
+#[test]
+fn a_waiting_legacy_pod_starts_on_whole_cards_that_were_freed() {
+    let policies = "\
+apiVersion: gpu-migrate.io/v1alpha1
+kind: GPUMigration
+metadata: {name: p}
+spec: {project: p, convert: {coresPerCard: 50, blocksPerCard: 20}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: team, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/project: p}}
+";
+    let other = |mut pod: Value| {
+        pod["metadata"]["labels"] = json!({"gpu-migrate.io/project": "other"});
+        pod
+    };
+    let waiting = |cards: u32| {
+        let mut items = full();
+        let train = items.pop().unwrap();
+        items.extend([other(train), other(pod("wait-0", "wait", None, cards))]);
+        let snapshot = snapshot(items);
+        let plan = Plan::of_file(PolicyFile::parse(policies).unwrap(), &snapshot).unwrap();
+        let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead, &Dialect::default()).unwrap();
+        assert_eq!(held(&gain), (4, 3));
+        gain.waiting
+    };
+    assert_eq!(waiting(1), (1, 1));
+    assert_eq!(waiting(2), (1, 0));
+}
+
+#[test]
+fn one_ratio_for_all_gives_a_part_of_the_card_that_a_pod_has() {
+    let mut large = node("n2");
+    large["metadata"]["labels"]["nvidia.com/gpu.product"] = json!("A100");
+    large["metadata"]["labels"]["nvidia.com/gpu.memory"] = json!("81920");
+    let items = vec![node("n1"), large, pod("a-0", "a", Some("n1"), 1), pod("b-0", "b", Some("n2"), 1)];
+    let gain = gain(items, 50, ScoringStrategy::Lookahead);
+    let becomes = gain.workloads.iter().map(|one| one.becomes.as_deref().unwrap()).collect::<Vec<_>>();
+    assert_eq!(becomes, ["50 cores and 20 blocks", "50 cores and 160 blocks"]);
+}
+
 #[test]
 fn what_stays_says_why() {
     let policies = "\

@@ -69,7 +69,7 @@ pub fn migrate(
         .pods
         .iter()
         .filter(|pod| PodAsk::of(&pod.pod, dialect).is_ok_and(|ask| ask.kind() == PodKind::Legacy))
-        .map(|pod| (pod, rewrite(pod, plan, dialect)))
+        .map(|pod| (pod, rewrite(pod, snapshot, plan, dialect)))
         .collect();
     let (now, then) = mixes(snapshot, &legacy, dialect);
     let before = cluster.usage(&now);
@@ -99,7 +99,7 @@ pub fn migrate(
     }
     // What waits now starts last, so that what moving gives and what is made of it can be told apart.
     let after = mover.cluster.usage(&then);
-    let waiting = mover.start_waiting(&legacy)?;
+    let waiting = mover.start_waiting(&legacy, dialect)?;
     let named = workloads.into_iter().map(|((namespace, name), workload)| Workload {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -128,14 +128,30 @@ fn mixes(
 }
 
 /// What the webhook makes of a pod when it is created again.
-fn rewrite(pod: &SnapshotPod, plan: &Plan, dialect: &Dialect) -> Result<Rewritten, String> {
+fn rewrite(
+    pod: &SnapshotPod,
+    snapshot: &Snapshot,
+    plan: &Plan,
+    dialect: &Dialect,
+) -> Result<Rewritten, String> {
     let mut value = as_created(&pod.value, plan.everywhere.is_some());
+    // One ratio for all gives a part of the card that the pod has now, although it may run on another product later.
+    let mut asked = value.clone();
+    if plan.everywhere.is_some()
+        && let Some(node) = snapshot.nodes.iter().find(|node| pod.node.as_ref() == Some(&node.name))
+        && asked
+            .pointer("/spec/nodeSelector")
+            .is_none_or(|selector| selector.get(names::GPU_PRODUCT).is_none())
+        && !node.product.is_empty()
+    {
+        asked["spec"]["nodeSelector"][names::GPU_PRODUCT] = node.product.as_str().into();
+    }
     let subject = Subject {
         namespace: &pod.namespace,
         namespace_labels: plan.everywhere.as_ref().or_else(|| plan.namespaces.get(&pod.namespace)),
         rollout_key: &pod.workload,
     };
-    let rewrite = rewrite_template(&value, &subject, &plan.policies).map_err(|why| why.to_string())?;
+    let rewrite = rewrite_template(&asked, &subject, &plan.policies).map_err(|why| why.to_string())?;
     if rewrite.changes.is_empty() || rewrite.patch.is_empty() {
         return Err(rewrite.outcome.to_string());
     }
@@ -193,15 +209,33 @@ impl Mover<'_> {
     fn start_waiting(
         &mut self,
         legacy: &[(&SnapshotPod, Result<Rewritten, String>)],
+        dialect: &Dialect,
     ) -> Result<(u32, u32), BindError> {
         let (mut waiting, mut started) = (0, 0);
         for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_none()) {
             waiting += 1;
-            if let Ok(rewritten) = rewritten {
-                started += u32::from(self.place(pod, rewritten)?.is_ok());
-            }
+            started += u32::from(match rewritten {
+                Ok(rewritten) => self.place(pod, rewritten)?.is_ok(),
+                // It stays a legacy pod: what was freed starts it all the same.
+                Err(_) => self.place_whole(pod, dialect),
+            });
         }
         Ok((waiting, started))
+    }
+
+    /// Places a legacy pod on whole free cards, on the node that keeps the fewest of them.
+    fn place_whole(&mut self, pod: &SnapshotPod, dialect: &Dialect) -> bool {
+        let (Ok(ask), Some(spec)) = (PodAsk::of(&pod.pod, dialect), &pod.pod.spec) else { return false };
+        let cards = ask.effective().legacy;
+        let free = |at: usize| {
+            let node = &self.cluster.nodes[at];
+            let free = node.cards().iter().filter(|card| card.is_free()).count();
+            (node.host().has(pod.host) && free >= cards as usize).then_some(free)
+        };
+        let known =
+            self.snapshot.nodes.iter().enumerate().filter(|(_, node)| node_accepts(node, spec).is_ok());
+        let best = known.filter_map(|(at, _)| Some((free(at)?, at))).min();
+        best.is_some_and(|(_, at)| self.cluster.nodes[at].place_legacy(&pod.key, cards, pod.host) == 0)
     }
 
     /// Places a shared pod on the best node, as filter, prioritize and bind do.
