@@ -213,9 +213,24 @@ pub struct TopArgs {
     pub look: LookArgs,
 }
 
+/// How a command changes a cluster.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct ChangeArgs {
+    /// Do not ask before the change; it is only asked on a terminal.
+    #[arg(short = 'y', long)]
+    pub yes: bool,
+    /// Change nothing: the API server checks the change and forgets it.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
 /// Arguments of `rollout`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  gpu-migrate rollout start danlu\n  gpu-migrate rollout undo danlu")]
+#[command(after_help = "Examples:
+  gpu-migrate rollout start danlu
+  gpu-migrate rollout undo danlu --dry-run
+  gpu-migrate rollout undo danlu
+  gpu-migrate rollout undo --now danlu")]
 pub struct RolloutArgs {
     /// What to do.
     #[arg(value_enum)]
@@ -223,6 +238,12 @@ pub struct RolloutArgs {
     /// Name of the GPUMigration.
     #[arg(value_name = "POLICY")]
     pub policy: String,
+    /// With undo: all workloads at once, without waiting for one before the next.
+    #[arg(long)]
+    pub now: bool,
+    /// How to change it.
+    #[command(flatten)]
+    pub change: ChangeArgs,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -275,6 +296,9 @@ pub struct TranslateArgs {
     /// Apply them to the cluster.
     #[arg(long)]
     pub apply: bool,
+    /// How to change it, with --apply.
+    #[command(flatten)]
+    pub change: ChangeArgs,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -298,6 +322,9 @@ pub struct CordonArgs {
     /// Allow new allocations again.
     #[arg(long)]
     pub undo: bool,
+    /// How to change it.
+    #[command(flatten)]
+    pub change: ChangeArgs,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -309,9 +336,9 @@ pub struct CordonArgs {
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// Only print what would be removed.
-    #[arg(long)]
-    pub dry_run: bool,
+    /// How to change it.
+    #[command(flatten)]
+    pub change: ChangeArgs,
     /// Even while shared pods run, or NVIDIA's plugin is still behind the node agent.
     #[arg(long)]
     pub force: bool,

@@ -7,6 +7,7 @@
 pub mod args;
 pub mod cluster;
 pub mod crds;
+pub mod errors;
 pub mod exit;
 pub mod manifest;
 pub mod plan;
@@ -140,7 +141,8 @@ fn plan_and_show(
     for error in &errors {
         writeln!(err, "{} {error}", style::paint(style::REMOVED, "error:"))?;
     }
-    if rules.policy_count == 0 && !plan.entries.is_empty() {
+    let unlisted = errors.iter().any(|error| error.starts_with("gpumigrations"));
+    if rules.policy_count == 0 && !plan.entries.is_empty() && !unlisted {
         let place = if inputs.is_empty() { "in the cluster" } else { "among the files" };
         let hint =
             format!("no policy (GPUMigration) {place}, so nothing is converted; give one with --policy");

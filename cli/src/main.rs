@@ -4,6 +4,7 @@ use clap::FromArgMatches as _;
 use gpu_migrate_cli::args::{self, Cli};
 use gpu_migrate_cli::exit::Exit;
 use gpu_migrate_cli::style::{REMOVED, paint};
+use gpu_migrate_cli::{cluster, errors};
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -17,7 +18,8 @@ fn main() -> ExitCode {
         // `gpu-migrate plan … | head`: the reader has seen enough, which is no failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(anstream::stderr(), "{} {error:#}", paint(REMOVED, "error:"));
+            let text = errors::sentence(&error, cluster::server());
+            let _ = writeln!(anstream::stderr(), "{} {text}", paint(REMOVED, "error:"));
             Exit::Failed.into()
         }
     }

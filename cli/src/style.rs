@@ -1,6 +1,7 @@
 //! Colours, and when there are any.
 
 use anstyle::{AnsiColor, Color, Style};
+use gpu_migrate_model::units::{Blocks, MIB_PER_BLOCK};
 
 /// What is new.
 pub const ADDED: Style = fg(AnsiColor::Green);
@@ -46,4 +47,36 @@ impl ColorWhen {
 #[must_use]
 pub fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
+}
+
+/// `1 workload`, `2 workloads`.
+#[must_use]
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `42 blocks (10.5 GiB)`.
+#[must_use]
+pub fn blocks(blocks: Blocks) -> String {
+    let gib = (u64::from(blocks.0) * MIB_PER_BLOCK) as f64 / 1024.0;
+    // Blocks are quarters of a GiB.
+    let gib = format!("{gib:.2}");
+    format!(
+        "{} ({} GiB)",
+        counted(blocks.0 as usize, "block"),
+        gib.trim_end_matches('0').trim_end_matches('.')
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_shown_with_their_size() {
+        let table = [(1, "1 block (0.25 GiB)"), (42, "42 blocks (10.5 GiB)"), (40, "40 blocks (10 GiB)")];
+        for (count, expected) in table {
+            assert_eq!(blocks(Blocks(count)), expected);
+        }
+    }
 }

@@ -12,7 +12,9 @@ use std::path::Path;
 pub(crate) fn completion(args: &CompletionArgs, out: &mut dyn Write) -> io::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut args::command(None), "gpu-migrate", &mut script);
-    out.write_all(&script)
+    let script = String::from_utf8_lossy(&script);
+    // clap_complete 4.6 splits the program's own name at its hyphen in one of two places (clap #6421).
+    out.write_all(script.replace("gpu__subcmd__migrate", "gpu__migrate").as_bytes())
 }
 
 /// `gpu-migrate man DIR`: one page per command.

@@ -86,7 +86,10 @@ fn the_map_shows_every_card_at_a_glance() {
     danlu   danlu    Enforce  Gating  1/2   2       1       wave 1 of 2: watched
     ");
     let (_, holders, _) = run(&["status", "gpu-01", "--holders"], &list(items.clone()));
-    assert!(holders.contains("gpu-01  0     ns/a    c          50 cores and 10 blocks"), "{holders}");
+    assert!(
+        holders.contains("gpu-01  0     ns/a    c          50 cores and 10 blocks (2.5 GiB)"),
+        "{holders}"
+    );
     let (_, json, _) = run(&["status", "-o", "json"], &list(items));
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["nodes"][0]["status"]["cards"][1]["state"], "Legacy");
@@ -131,7 +134,7 @@ fn verify_agrees_with_a_healthy_cluster() {
     assert_eq!(code, 0, "{out}");
     assert_eq!(
         out,
-        "no card has two kinds of holders (I1), none is overcommitted (I2): checked 1 nodes, 3 cards, 3 holders\n"
+        "no card has two kinds of holders (I1), none is overcommitted (I2): checked 1 node, 3 cards, 3 holders\n"
     );
 }
 
@@ -272,7 +275,26 @@ fn preflight_says_go_where_nothing_is_in_the_way() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.ends_with("\ngo\n"), "{out}");
     assert!(!out.contains("warning") && !out.contains("no-go"), "{out}");
-    assert!(out.contains("ok       pods: 1 running pods would be converted, none is an obstacle"), "{out}");
+    for unseen in ["kubelets", "feature gates", "schedulers"] {
+        assert!(out.contains(&format!("skipped  {unseen}: ")), "not looked at is not ok: {out}");
+    }
+    assert!(
+        out.contains("ok       pods: running pods that would be converted: 1; none is an obstacle"),
+        "{out}"
+    );
+}
+
+/// One policy that this version cannot read hides neither the others nor itself.
+#[test]
+fn a_malformed_policy_is_named_and_hides_nothing() {
+    let mut items = ready_cluster();
+    items.push(json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration", "metadata": {"name": "bad"}, "spec": {"project": "q", "mode": "Bogus"}}));
+    let (code, out, _) = run(&["status"], &list(items.clone()));
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("gpu-01") && out.contains("GPUMigration bad") && out.contains("Bogus"), "{out}");
+    let (code, out, _) = run(&["preflight"], &list(items));
+    assert_eq!(code, 3);
+    assert!(out.contains("no-go    pods: cannot be read: ") && out.contains("GPUMigration bad"), "{out}");
 }
 
 /// Every mistake alone is found and named; all together are all found.

@@ -109,7 +109,10 @@ fn a_rollout_in_waves_says_in_which_each_workload_is_moved() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let line = |name: &str| out.lines().find(|line| line.contains(name)).unwrap_or_default();
     assert!(out.starts_with("2 converted, 3 left alone"), "{out}");
-    assert!(line("danlu/canary").contains("1 whole card → 100 cores and 42 blocks, in wave 1 of 2"), "{out}");
+    assert!(
+        line("danlu/canary").contains("1 whole card → 100 cores and 42 blocks (10.5 GiB), in wave 1 of 2"),
+        "{out}"
+    );
     assert!(line("danlu/store").contains("in wave 2 of 2"), "{out}");
     assert!(line("danlu/forgotten").contains("in no wave of its policy"), "{out}");
     assert!(line("danlu/byhand").contains("OnDelete"), "{out}");
@@ -219,4 +222,87 @@ fn no_shape_of_a_manifest_makes_it_panic() {
         assert_eq!(code, 1, "{err}");
         assert!(!err.contains("panicked"), "{err}");
     }
+}
+
+const POLICY: &str = "\
+    {apiVersion: v1, kind: Namespace, metadata: {name: default, labels: {gpu-migrate.io/opt-in: 'true', gpu-migrate.io/project: p}}}\n\
+    ---\n\
+    {apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {name: p}, spec: {project: p, mode: Enforce, convert: {coresPerCard: 50, blocksPerCard: 21}}}\n";
+
+#[test]
+fn an_object_of_any_kind_that_makes_pods_with_cards_is_named() {
+    let template = "{spec: {containers: [{name: c, image: i, resources: {limits: {nvidia.com/gpu: 1}}}]}}";
+    let objects = [
+        (
+            "ray.io/v1",
+            "RayCluster",
+            format!(
+                "{{headGroupSpec: {{template: {template}}}, workerGroupSpecs: [{{template: {template}}}]}}"
+            ),
+        ),
+        (
+            "kubeflow.org/v1",
+            "PyTorchJob",
+            format!("{{pytorchReplicaSpecs: {{Worker: {{template: {template}}}}}}}"),
+        ),
+        (
+            "argoproj.io/v1alpha1",
+            "Workflow",
+            "{templates: [{name: t, container: {image: i, resources: {limits: {nvidia.com/gpu: 1}}}}]}"
+                .to_owned(),
+        ),
+        ("argoproj.io/v1alpha1", "Rollout", format!("{{template: {template}}}")),
+        (
+            "leaderworkerset.x-k8s.io/v1",
+            "LeaderWorkerSet",
+            format!("{{leaderWorkerTemplate: {{workerTemplate: {template}}}}}"),
+        ),
+        (
+            "serving.kserve.io/v1beta1",
+            "InferenceService",
+            "{predictor: {model: {resources: {requests: {nvidia.com/gpu: '1'}}}}}".to_owned(),
+        ),
+        ("batch.volcano.sh/v1alpha1", "Job", format!("{{tasks: [{{name: t, template: {template}}}]}}")),
+        (
+            "jobset.x-k8s.io/v1alpha2",
+            "JobSet",
+            format!("{{replicatedJobs: [{{template: {{spec: {{template: {template}}}}}}}]}}"),
+        ),
+        ("v1", "Service", "{ports: []}".to_owned()),
+        ("v1", "ResourceQuota", "{hard: {requests.nvidia.com/gpu: 4}}".to_owned()),
+    ];
+    let text = objects.iter().map(|(api, kind, spec)| {
+        format!("---\n{{apiVersion: {api}, kind: {kind}, metadata: {{name: x}}, spec: {spec}}}\n")
+    });
+    let (code, out, err) =
+        run(&["plan", "-o", "summary", "-f", "-"], &(POLICY.to_owned() + &text.collect::<String>()));
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("0 converted, 0 left alone, 0 cannot be converted, 8 of other controllers\n(2 other objects make no pods)"), "{out}");
+    for line in [
+        "RayCluster x        spec.headGroupSpec.template: 1 whole card → 50 cores and 21 blocks (5.25 GiB); spec.workerGroupSpecs[0].template: 1 whole card",
+        "Workflow x          spec.templates[0].container: requests nvidia.com/gpu; how its pods look is known when they are created",
+        "JobSet x            spec.replicatedJobs[0].template.spec.template: 1 whole card → 50 cores",
+    ] {
+        assert!(out.contains(line), "{line} is not in\n{out}");
+    }
+}
+
+#[test]
+fn a_policy_that_is_reached_twice_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let pod = "---\n{apiVersion: v1, kind: Pod, metadata: {name: x}, spec: {containers: [{name: c, image: i, resources: {limits: {nvidia.com/gpu: 2}}}]}}\n";
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("a.yaml", &(POLICY.to_owned() + pod));
+    write("b.yaml", POLICY);
+    let path = folder.path().to_str().unwrap();
+    let (code, out, err) = run(&["plan", "-o", "summary", "-f", path], "");
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("2 whole cards → 200 cores and 84 blocks (21 GiB) (containers of several cards keep whole ones: multiCard)"), "{out}");
+    write("b.yaml", &POLICY.replace("blocksPerCard: 21", "blocksPerCard: 22"));
+    let (code, _, err) = run(&["plan", "-o", "summary", "-f", path], "");
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("GPUMigration p is given twice with different specs: ") && err.contains("b.yaml:3"),
+        "{err}"
+    );
 }

@@ -19,12 +19,57 @@ fn every_shell_gets_a_script_that_knows_the_commands() {
     }
 }
 
+/// What a shell offers for a line, where that shell is here.
+fn offered(shell: &str, flags: &[&str], commands: &str) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("_gpu-migrate");
+    std::fs::write(&script, stdout(&["completion", shell])).unwrap();
+    let mut process = std::process::Command::new(shell);
+    match process
+        .args(flags)
+        .args(["-c", commands])
+        .env("SCRIPT", &script)
+        .env("HOME", folder.path())
+        .output()
+    {
+        Ok(output) => Some(
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+        ),
+        Err(error) => {
+            gpu_migrate_tests::skipped(&format!("{shell}: {error}"));
+            None
+        }
+    }
+}
+
 #[test]
-fn the_bash_script_is_one() {
-    let script = stdout(&["completion", "bash"]);
-    match std::process::Command::new("bash").args(["-n", "-c", &script]).output() {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => eprintln!("skipped: no bash here: {error}"),
+fn completion_goes_on_behind_the_subcommand() {
+    let bash = |words: &str| {
+        let commands = format!(
+            "source \"$SCRIPT\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _gpu__migrate gpu-migrate \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[@]}}\""
+        );
+        offered("bash", &["--norc"], &commands)
+    };
+    for (words, expected) in [
+        ("gpu-migrate ro", "rollout"),
+        ("gpu-migrate rollout ''", "undo"),
+        ("gpu-migrate rollout --n", "--now"),
+        ("gpu-migrate quota translate --ap", "--apply"),
+        ("gpu-migrate cordon-card --un", "--undo"),
+        ("gpu-migrate completion ''", "fish"),
+    ] {
+        if let Some(offered) = bash(words) {
+            assert!(offered.split_whitespace().any(|word| word == expected), "{words}: {offered}");
+        }
+    }
+    if let Some(offered) =
+        offered("fish", &["--no-config"], "source $SCRIPT; complete -C 'gpu-migrate rollout --n'")
+    {
+        assert!(offered.contains("--now"), "{offered}");
+    }
+    if let Some(errors) = offered("zsh", &["-f", "-n"], "source $SCRIPT") {
+        assert_eq!(errors, "");
     }
 }
 

@@ -1,18 +1,24 @@
 //! Commands that change one object: `cordon-card` and `rollout`.
 
-use super::report;
-use crate::args::{CordonArgs, RolloutAction, RolloutArgs};
+use super::{Snapshot, report};
+use crate::args::{ChangeArgs, CordonArgs, RolloutAction, RolloutArgs};
 use crate::exit::Exit;
+use crate::style::counted;
 use anyhow::Context as _;
-use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
+use gpu_migrate_model::ask::PodAsk;
+use gpu_migrate_model::card::CardState;
+use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow};
 use gpu_migrate_model::ledger::Ledger;
-use gpu_migrate_model::names::CORDONED_CARDS;
+use gpu_migrate_model::lifecycle::is_terminal;
+use gpu_migrate_model::names::{CORDONED_CARDS, Dialect, POLICY};
 use gpu_migrate_model::units::CardIndex;
-use k8s_openapi::api::core::v1::Node;
+use gpu_migrate_webhook::restore::restore;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::collections::BTreeSet;
+use std::io::{IsTerminal as _, Write};
 
 /// Field manager of the command line.
 pub(super) const MANAGER: &str = "gpu-migrate";
@@ -71,35 +77,55 @@ fn cordoned(before: &str, cards: &[String], undo: bool, ledger: Option<&Ledger>)
 
 pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let client: Client = args.cluster.client().await?;
-    let policies = Api::<GPUMigration>::all(client);
+    let policies = Api::<GPUMigration>::all(client.clone());
     let policy = policies.get(&args.policy).await.with_context(|| format!("GPUMigration {}", args.policy))?;
-    let (patch, what) = change(args.action, &policy).map_err(anyhow::Error::msg)?;
-    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-    policies.patch(&args.policy, &params, &Patch::Merge(&patch)).await?;
-    let text = format!("gpumigration/{}: {what}", args.policy);
-    Ok(report(
-        args.output,
-        out,
-        &text,
-        json!({"policy": args.policy, "spec": patch["spec"], "message": what}),
-    )?)
+    let (patch, what) = change(args.action, args.now, &policy).map_err(anyhow::Error::msg)?;
+    let mut lines = vec![format!("gpumigration/{}: {what}{}", args.policy, dry(args.change))];
+    let undo = args.action == RolloutAction::Undo;
+    if undo && let Ok(snapshot) = Snapshot::of_cards(&client).await {
+        lines.push(WayBack::of(&args.policy, &snapshot).text());
+    }
+    let asks = undo || args.action == RolloutAction::Start;
+    if asks && !confirmed(args.change, out, &format!("{}\nchange it?", lines.join("\n")))? {
+        return Ok(Exit::No);
+    }
+    let manager = Some(MANAGER.to_owned());
+    let params =
+        PatchParams { field_manager: manager, dry_run: args.change.dry_run, ..PatchParams::default() };
+    let patched = policies.patch(&args.policy, &params, &Patch::Merge(&patch)).await;
+    patched.with_context(|| format!("GPUMigration {}", args.policy))?;
+    if asks && !args.change.dry_run {
+        lines.push("next: gpu-migrate status; kubectl get gpumigrations -o wide -w".to_owned());
+    }
+    let value =
+        json!({"policy": args.policy, "spec": patch["spec"], "message": what, "dryRun": args.change.dry_run});
+    Ok(report(args.output, out, &lines.join("\n"), value)?)
 }
 
-fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'static str), String> {
+fn change(action: RolloutAction, now: bool, policy: &GPUMigration) -> Result<(Value, &'static str), String> {
     let waves = !policy.spec.rollout.waves.is_empty();
+    if now && action != RolloutAction::Undo {
+        return Err("--now: only with undo".to_owned());
+    }
     let spec = match action {
         RolloutAction::Start => {
             json!({"mode": "Enforce", "rollout": {"paused": false, "direction": "Forward"}})
         }
         RolloutAction::Pause => json!({"rollout": {"paused": true}}),
         RolloutAction::Resume => json!({"rollout": {"paused": false}}),
-        RolloutAction::Undo => json!({"rollout": {"paused": false, "direction": "Rollback"}}),
+        RolloutAction::Undo => {
+            let direction = if now { "RollbackNow" } else { "Rollback" };
+            json!({"rollout": {"paused": false, "direction": direction}})
+        }
     };
     let message = match (action, waves) {
         (RolloutAction::Start, true) => "enforced; the operator starts the first wave",
         (RolloutAction::Start, false) => "enforced; pods convert as they are created",
         (RolloutAction::Pause, _) => "paused; converted workloads stay, no further one is restarted",
         (RolloutAction::Resume, _) => "resumed",
+        (RolloutAction::Undo, true) if now => {
+            "the operator rolls every workload back to whole cards, all at once"
+        }
         (RolloutAction::Undo, true) => "the operator rolls every workload back to whole cards",
         (RolloutAction::Undo, false) => {
             return Err(format!(
@@ -110,6 +136,85 @@ fn change(action: RolloutAction, policy: &GPUMigration) -> Result<(Value, &'stat
         }
     };
     Ok((json!({"spec": spec}), message))
+}
+
+/// What rolling a project back needs, and whether it is there.
+#[derive(Debug, PartialEq, Eq)]
+struct WayBack {
+    pods: usize,
+    /// Whole cards that the pods requested before.
+    cards: u64,
+    free: usize,
+    /// Cards that only these pods hold.
+    freed: usize,
+}
+
+impl WayBack {
+    fn of(policy: &str, snapshot: &Snapshot) -> Self {
+        let converted = snapshot.pods.iter().filter(|pod| !is_terminal(pod)).filter(|pod| {
+            let by = pod.annotations().get(POLICY).and_then(|value| value.rsplit_once('@'));
+            by.is_some_and(|(name, _)| name == policy)
+        });
+        let pods = converted.collect::<Vec<_>>();
+        let uids = pods.iter().filter_map(|pod| pod.uid()).collect::<BTreeSet<_>>();
+        let cards =
+            snapshot.shadows.iter().flat_map(|shadow| shadow.status.iter().flat_map(|status| &status.cards));
+        let ours = |card: &&CardStatus| {
+            card.state == CardState::Shared && card.holders.iter().all(|holder| uids.contains(&holder.uid))
+        };
+        Self {
+            pods: pods.len(),
+            cards: pods.iter().map(|pod| u64::from(requested_before(pod))).sum(),
+            free: cards.clone().filter(|card| card.state == CardState::Free).count(),
+            freed: cards.filter(ours).count(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { pods, cards, free, freed } = self;
+        let need = format!(
+            "{} requested {} before; free: {free}, free once they have ended: {freed} more",
+            counted(*pods, "shared pod"),
+            counted(usize::try_from(*cards).unwrap_or(usize::MAX), "whole card"),
+        );
+        if *cards > (free + freed) as u64 {
+            let missing = cards - (free + freed) as u64;
+            return format!("{need}; {missing} too few: some pods will wait for a card");
+        }
+        need
+    }
+}
+
+/// Whole cards of a converted pod, by the record of its conversion; 0 where that cannot be read.
+fn requested_before(pod: &Pod) -> u32 {
+    let before = serde_json::to_value(pod).ok().and_then(|mut value| {
+        restore(&mut value).ok()?;
+        serde_json::from_value::<Pod>(value).ok()
+    });
+    let ask = before.and_then(|pod| PodAsk::of(&pod, &Dialect::default()).ok());
+    ask.map_or(0, |ask| ask.effective().legacy)
+}
+
+/// Whether to go on. Asked on a terminal only: scripts are not asked.
+pub(super) fn confirmed(change: ChangeArgs, out: &mut dyn Write, question: &str) -> std::io::Result<bool> {
+    let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
+    if change.yes || change.dry_run || !stdin.is_terminal() || !stdout.is_terminal() {
+        return Ok(true);
+    }
+    write!(out, "{question} [y/N] ")?;
+    out.flush()?;
+    let mut answer = String::new();
+    stdin.read_line(&mut answer)?;
+    let yes = ["y", "yes"].contains(&answer.trim().to_lowercase().as_str());
+    if !yes {
+        writeln!(out, "nothing was changed")?;
+    }
+    Ok(yes)
+}
+
+/// What stands behind the messages of a command that changes nothing.
+pub(super) fn dry(change: ChangeArgs) -> &'static str {
+    if change.dry_run { " (dry run: nothing was changed)" } else { "" }
 }
 
 #[cfg(test)]
@@ -137,9 +242,39 @@ mod tests {
     #[test]
     fn undo_without_waves_says_what_to_do_instead() {
         let mut policy = GPUMigration::new("m", Default::default());
-        assert!(change(RolloutAction::Undo, &policy).unwrap_err().contains("kubectl rollout restart"));
+        assert!(change(RolloutAction::Undo, false, &policy).unwrap_err().contains("kubectl rollout restart"));
         policy.spec.rollout.waves.push(Default::default());
-        let (patch, _) = change(RolloutAction::Undo, &policy).unwrap();
+        let (patch, _) = change(RolloutAction::Undo, false, &policy).unwrap();
         assert_eq!(patch, json!({"spec": {"rollout": {"paused": false, "direction": "Rollback"}}}));
+        let (patch, _) = change(RolloutAction::Undo, true, &policy).unwrap();
+        assert_eq!(patch["spec"]["rollout"]["direction"], "RollbackNow");
+        assert!(change(RolloutAction::Start, true, &policy).unwrap_err().contains("only with undo"));
+    }
+
+    #[test]
+    fn the_way_back_says_how_many_cards_it_needs_and_whether_they_are_there() {
+        let original = json!({"policy": "m@1", "containers": {"c": {"limits": {"nvidia.com/gpu": "2", "tencent.com/vcuda-core": null, "tencent.com/vcuda-memory": null}}}});
+        let pod = |uid: &str, policy: &str| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": uid, "uid": uid, "annotations": {"gpu-migrate.io/policy": policy, "gpu-migrate.io/original": original.to_string()}},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "10"}}}]}}))
+            .unwrap()
+        };
+        let card = |state: &str, holders: &[&str]| {
+            let holders = holders.iter().map(|uid| json!({"namespace": "n", "pod": uid, "uid": uid, "container": "c", "cores": 50, "blocks": 10}));
+            json!({"uuid": "GPU-a", "minor": 0, "memoryMiB": 4096, "state": state, "holders": holders.collect::<Vec<_>>()})
+        };
+        let shadow = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "g"}, "spec": {},
+            "status": {"cards": [card("Free", &[]), card("Shared", &["a", "b"]), card("Shared", &["a", "x"]), card("Legacy", &["y"])]}});
+        let snapshot = Snapshot {
+            pods: vec![pod("a", "m@1"), pod("b", "m@2"), pod("x", "other@1")],
+            shadows: vec![serde_json::from_value(shadow).unwrap()],
+            ..Snapshot::default()
+        };
+        let back = WayBack::of("m", &snapshot);
+        assert_eq!(back, WayBack { pods: 2, cards: 4, free: 1, freed: 1 });
+        assert_eq!(
+            back.text(),
+            "2 shared pods requested 4 whole cards before; free: 1, free once they have ended: 1 more; 2 too few: some pods will wait for a card"
+        );
     }
 }

@@ -8,6 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Which cluster.
 #[derive(Debug, Clone, Default, Args)]
@@ -45,8 +46,18 @@ impl ReachArgs {
             None if self.context.is_some() => Config::from_kubeconfig(&options).await?,
             None => Config::infer().await.context("no cluster configured: set KUBECONFIG or --kubeconfig")?,
         };
+        // A command speaks to one cluster.
+        let _ = SERVER.set(config.cluster_url.to_string().trim_end_matches('/').to_owned());
         Ok(Client::try_from(config)?)
     }
+}
+
+static SERVER: OnceLock<String> = OnceLock::new();
+
+/// The address of the API server that this command speaks to, for its errors.
+#[must_use]
+pub fn server() -> Option<&'static str> {
+    SERVER.get().map(String::as_str)
 }
 
 impl ClusterArgs {

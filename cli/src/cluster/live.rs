@@ -1,5 +1,7 @@
 //! What makes pods in a cluster now, as manifests: what `plan` reads when it is given no files.
 
+use super::server;
+use crate::errors::of_server;
 use crate::manifest::{Manifest, Origin, Source};
 use crate::progress::Progress;
 use anyhow::Context as _;
@@ -47,8 +49,12 @@ pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyho
             Ok(list) => list,
             // A kind that this cluster does not serve: the definitions are not installed.
             Err(kube::Error::Api(status)) if status.code == 404 => continue,
-            Err(kube::Error::Api(status)) => {
-                unread.push(format!("{} could not be listed: {}", resource.plural, status.message));
+            Err(error @ kube::Error::Api(_)) => {
+                unread.push(format!(
+                    "{} could not be listed: {}",
+                    resource.plural,
+                    of_server(&error, server())
+                ));
                 continue;
             }
             Err(error) => return Err(error).with_context(|| format!("list {}", resource.plural)),
@@ -59,10 +65,15 @@ pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyho
     Ok((all, unread))
 }
 
-/// What a controller made is planned with its controller; what has ended makes nothing.
+/// What a controller made is planned with its controller, where that is read too; what has ended makes nothing.
 fn is_wanted(kind: &str, object: &Value) -> bool {
     let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
-    let controlled = owners.into_iter().flatten().any(|owner| owner["controller"] == true);
+    let known = |owner: &Value| {
+        let group = owner["apiVersion"].as_str().and_then(|version| version.rsplit_once('/'));
+        let group = group.map_or("", |(group, _)| group);
+        owner["controller"] == true && KINDS.iter().any(|known| known.0 == group && owner["kind"] == known.2)
+    };
+    let controlled = owners.into_iter().flatten().any(known);
     let phase = object.pointer("/status/phase").and_then(Value::as_str);
     let ended = match kind {
         "Pod" => phase.is_some_and(is_terminal_phase),
@@ -115,8 +126,10 @@ mod tests {
         assert!(!is_wanted("Pod", &json!({"status": {"phase": "Failed"}})));
         assert!(!is_wanted(
             "ReplicaSet",
-            &json!({"metadata": {"ownerReferences": [{"kind": "Deployment", "controller": true}]}})
+            &json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "controller": true}]}})
         ));
+        let others = json!({"metadata": {"ownerReferences": [{"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "controller": true}]}});
+        assert!(is_wanted("ReplicaSet", &others), "its controller is not read");
         assert!(is_wanted("Job", &json!({"metadata": {"ownerReferences": [{"kind": "X"}]}, "status": {}})));
         assert!(!is_wanted("Job", &json!({"status": {"completionTime": "2026-11-21T12:00:00Z"}})));
     }

@@ -16,7 +16,7 @@ pub mod verify;
 
 pub(crate) use change::{cordon_card, rollout};
 pub(crate) use connect::runtime;
-pub use connect::{ClusterArgs, ReachArgs};
+pub use connect::{ClusterArgs, ReachArgs, server};
 pub use snapshot::Snapshot;
 pub(crate) use uninstall::uninstall;
 

@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::manifest::{Manifest, Origin, Source};
 use crate::plan::decide::{Rules, decide};
 use crate::plan::{Fallback, Outcome};
-use crate::style::{ADDED, FAINT, REMOVED, WARNING, paint};
+use crate::style::{ADDED, FAINT, REMOVED, WARNING, counted, paint};
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::crd::GPUShadow;
@@ -29,6 +29,8 @@ const LOWEST_MINOR: u32 = 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Good,
+    /// Not looked at.
+    Skipped,
     Warn,
     NoGo,
 }
@@ -79,6 +81,13 @@ impl Report {
         self.findings.push(Finding { check: self.check, level, found, remedy: remedy.to_owned() });
     }
 
+    /// What was not looked at is no good news.
+    fn skipped(&mut self, found: String) {
+        if self.findings.is_empty() {
+            self.add(Level::Skipped, found, "");
+        }
+    }
+
     fn good(&mut self, found: String) {
         if self.findings.is_empty() {
             self.add(Level::Good, found, "");
@@ -118,7 +127,8 @@ fn versions(snapshot: &Snapshot, report: &mut Report) {
         );
     }
     report.good(format!(
-        "{count} nodes with cards, kubelets {}",
+        "{} with cards, kubelets {}",
+        counted(count, "node"),
         seen.into_iter().collect::<Vec<_>>().join(", ")
     ));
 }
@@ -190,6 +200,9 @@ fn other_mutators(snapshot: &Snapshot, report: &mut Report) {
             }
         }
     }
+    if snapshot.mutating.is_empty() && !snapshot.settings_requested {
+        return report.skipped("the files contain no MutatingWebhookConfiguration".to_owned());
+    }
     report.good("no other webhook changes pods".into());
 }
 
@@ -215,7 +228,7 @@ fn node_agents(snapshot: &Snapshot, report: &mut Report) {
             "Converted pods stay pending until one is: label the first node, see the runbook",
         );
     }
-    report.good(format!("{} bridged nodes report their cards", bridged.len()));
+    report.good(format!("bridged nodes that report their cards: {}", bridged.len()));
 }
 
 /// Whether a node agent has written it.
@@ -276,7 +289,7 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
         let names =
             sets.iter().map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any()));
         let found = format!(
-            "{} registers with the kubelet directly on {bridged} bridged nodes",
+            "{} registers with the kubelet directly on bridged nodes ({bridged})",
             names.collect::<Vec<_>>().join(", ")
         );
         report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it allocates cards that shares are on");
@@ -289,8 +302,8 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
         );
     }
     report.good(format!(
-        "{} DaemonSets, {} behind the node agent",
-        sets.len(),
+        "{}, {} behind the node agent",
+        counted(sets.len(), "DaemonSet"),
         sets.iter().filter(|set| behind(set)).count()
     ));
 }
@@ -310,6 +323,9 @@ fn other_plugins(snapshot: &Snapshot, report: &mut Report) {
                 "Keep it off the nodes that are bridged: two plugins would allocate the same cards",
             );
         }
+    }
+    if snapshot.daemon_sets.is_empty() && !snapshot.settings_requested {
+        return report.skipped("the files contain no DaemonSet".to_owned());
     }
     report.good("no other sharing plugin is running".into());
 }
@@ -335,7 +351,7 @@ fn quotas(snapshot: &Snapshot, report: &mut Report) {
     }
     report.good(match translations.len() {
         0 => "no opted-in namespace limits whole cards".into(),
-        n => format!("{n} quotas on cards have limits on shares"),
+        n => format!("quotas on cards that have limits on shares: {n}"),
     });
 }
 
@@ -350,6 +366,9 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             .filter_map(|policy| manifest("gpu-migrate.io/v1alpha1", "GPUMigration", policy)),
     );
     let (rules, problems) = Rules::take_from(&mut objects);
+    for one in &snapshot.unreadable {
+        report.add(Level::NoGo, format!("cannot be read: {one}"), "Correct the object: it is ignored");
+    }
     for problem in problems {
         report.add(Level::NoGo, problem.to_string(), "Correct the policy: it is ignored");
     }
@@ -380,7 +399,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
         report.add(Level::Warn, found, "A kubelet of 1.33 kills such pods when it restarts: restart kubelets before or after, not while they run");
     }
     let converted = plan.converted().filter(|(_, converted)| !converted.guard).count();
-    report.good(format!("{converted} running pods would be converted, none is an obstacle"));
+    report.good(format!("running pods that would be converted: {converted}; none is an obstacle"));
 }
 
 fn init_asks(pod: &Pod) -> bool {
@@ -421,7 +440,10 @@ fn invariants(snapshot: &Snapshot, report: &mut Report) {
     for violation in found.violations {
         report.add(Level::NoGo, violation, "gpu-migrate verify shows all; delete one of the holders");
     }
-    report.good(format!("{} cards, I1 and I2 hold", found.cards));
+    if found.cards == 0 {
+        return report.skipped("no node agent reports a card yet".to_owned());
+    }
+    report.good(format!("I1 and I2 hold on {}", counted(found.cards, "card")));
 }
 
 pub(crate) fn preflight(snapshot: &Snapshot) -> Answer {
@@ -431,6 +453,7 @@ pub(crate) fn preflight(snapshot: &Snapshot) -> Answer {
     for finding in &findings {
         let mark = match finding.level {
             Level::Good => paint(ADDED, "ok     "),
+            Level::Skipped => paint(FAINT, "skipped"),
             Level::Warn => paint(WARNING, "warning"),
             Level::NoGo => paint(REMOVED, "no-go  "),
         };

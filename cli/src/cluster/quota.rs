@@ -1,13 +1,15 @@
 //! `gpu-migrate quota translate`: limits on shares that correspond to limits on whole cards.
 
-use super::change::MANAGER;
+use super::change::{MANAGER, confirmed, dry};
 use super::{Output, Snapshot, columns, warn};
 use crate::args::TranslateArgs;
 use crate::exit::Exit;
-use crate::style::{HEAD, paint};
-use gpu_migrate_model::crd::GPUMigration;
+use crate::style::{self, HEAD, counted, paint};
+use anyhow::Context as _;
+use gpu_migrate_model::crd::{GPUMigration, MigrationMode, specificity};
 use gpu_migrate_model::names::{Dialect, OPT_IN, PROJECT};
 use gpu_migrate_model::quantity::Quantity;
+use gpu_migrate_model::units::Blocks;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams};
@@ -87,18 +89,51 @@ fn one(
             key: key(&dialect.legacy),
             value: value.0.clone(),
         })?;
-    let Some(policy) = migrations.iter().find(|migration| migration.spec.project == project) else {
+    let Some((policy, (cores, blocks))) = largest(migrations, project, &namespace) else {
         return Err(QuotaError::NoPolicy { namespace, name, project: project.to_owned() });
     };
     Ok(Some(Translation {
         namespace,
         name,
         cards,
-        policy: policy.name_any(),
-        cores: cards.saturating_mul(policy.spec.convert.cores_per_card.0.into()),
-        blocks: cards.saturating_mul(policy.spec.convert.blocks_per_card.0.into()),
+        policy,
+        cores: cards.saturating_mul(cores.into()),
+        blocks: cards.saturating_mul(blocks.into()),
         present: hard.contains_key(&key(&dialect.cores)) && hard.contains_key(&key(&dialect.memory)),
     }))
+}
+
+/// The policies in force in a namespace, and the most that one of them makes of a card, overrides and whole cards for containers of
+/// several included: a limit must not refuse what a policy converts to. Those that select pods of the namespace by label
+/// count beside the one for all its pods, which is the narrowest of those.
+fn largest(migrations: &[GPUMigration], project: &str, namespace: &str) -> Option<(String, (u32, u32))> {
+    let here = migrations.iter().filter(|one| {
+        let names = one.spec.r#match.as_ref().map_or(&[][..], |narrow| &narrow.namespaces);
+        one.spec.project == project && (names.is_empty() || names.iter().any(|name| name == namespace))
+    });
+    let by_label = |one: &&GPUMigration| {
+        one.spec.r#match.as_ref().and_then(|narrow| narrow.pod_selector.as_ref()).is_some()
+    };
+    let (some, mut all) = here.partition::<Vec<_>, _>(by_label);
+    // As the webhook chooses: the narrowest, and of equals one that is not off.
+    all.sort_by_key(|one| {
+        let names = one.spec.r#match.as_ref().map_or(&[][..], |narrow| &narrow.namespaces);
+        std::cmp::Reverse((specificity(names, None), one.spec.mode != MigrationMode::Off))
+    });
+    let in_force = all.into_iter().take(1).chain(some).collect::<Vec<_>>();
+    let ratios = in_force.iter().flat_map(|one| {
+        let convert = &one.spec.convert;
+        let base = (convert.cores_per_card.0, convert.blocks_per_card.0);
+        let overrides = convert.overrides.iter().map(move |layer| {
+            (
+                layer.cores_per_card.map_or(base.0, |cores| cores.0),
+                layer.blocks_per_card.map_or(base.1, |blocks| blocks.0),
+            )
+        });
+        overrides.chain([base])
+    });
+    let most = ratios.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))?;
+    Some((in_force.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", "), most))
 }
 
 impl Translation {
@@ -127,7 +162,20 @@ pub(crate) async fn command(
     let snapshot = args.cluster.snapshot().await?;
     let mut exit = Exit::Done;
     let (mut rows, mut items) = (Vec::new(), Vec::new());
-    for translation in translate(&snapshot, args.namespace.as_deref()) {
+    let translations = translate(&snapshot, args.namespace.as_deref());
+    if translations.is_empty() {
+        let place = args
+            .namespace
+            .as_ref()
+            .map_or_else(|| "an opted-in namespace".into(), |name| format!("namespace {name}"));
+        warn(err, &format!("no ResourceQuota in {place} limits {}", key(&Dialect::default().legacy)))?;
+    }
+    let valid = translations.iter().filter(|translation| translation.is_ok()).count();
+    let question = format!("add limits on shares to {}?", counted(valid, "ResourceQuota"));
+    if args.apply && valid > 0 && !confirmed(args.change, out, &question)? {
+        return Ok(Exit::No);
+    }
+    for translation in translations {
         let translation = match translation {
             Ok(translation) => translation,
             Err(error) => {
@@ -140,7 +188,9 @@ pub(crate) async fn command(
         if args.apply {
             let quotas = Api::<ResourceQuota>::namespaced(args.cluster.client().await?, namespace);
             // Not forced: limits on shares set by others stay.
-            quotas.patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(translation.manifest())).await?;
+            let params = PatchParams { dry_run: args.change.dry_run, ..PatchParams::apply(MANAGER) };
+            let patched = quotas.patch(name, &params, &Patch::Apply(translation.manifest())).await;
+            patched.with_context(|| format!("ResourceQuota {namespace}/{name}"))?;
         }
         rows.push(
             [namespace, name, &cards.to_string(), &cores.to_string(), &blocks.to_string(), policy]
@@ -154,10 +204,13 @@ pub(crate) async fn command(
         if args.apply {
             writeln!(
                 out,
-                "resourcequota/{name} in {namespace}: {cards} cards are {cores} cores and {blocks} blocks by policy {policy}"
+                "resourcequota/{name} in {namespace}: {} are {cores} cores and {} by policy {policy}{}",
+                counted(*cards as usize, "card"),
+                style::blocks(Blocks(u32::try_from(*blocks).unwrap_or(u32::MAX))),
+                dry(args.change)
             )?;
         } else {
-            writeln!(out, "---\n# {cards} cards by policy {policy}")?;
+            writeln!(out, "---\n# {} by policy {policy}", counted(*cards as usize, "card"))?;
             out.write_all(crate::plan::diff::to_yaml(&translation.manifest()).as_bytes())?;
         }
     }
@@ -171,4 +224,39 @@ pub(crate) async fn command(
         Output::Yaml => {}
     }
     Ok(exit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(name: &str, spec: Value) -> GPUMigration {
+        GPUMigration::new(name, serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn a_quota_follows_the_policies_in_force_in_its_namespace_and_their_overrides() {
+        let wide = policy(
+            "wide",
+            json!({"project": "p", "mode": "Enforce", "convert": {"coresPerCard": 25, "blocksPerCard": 10}}),
+        );
+        let narrow = policy(
+            "narrow",
+            json!({"project": "p", "mode": "Enforce", "match": {"namespaces": ["a"]},
+            "convert": {"coresPerCard": 50, "blocksPerCard": 20, "overrides": [{"container": "big", "blocksPerCard": 40}]}}),
+        );
+        let labelled = policy(
+            "labelled",
+            json!({"project": "p", "mode": "Enforce", "match": {"podSelector": {"matchLabels": {"x": "y"}}},
+            "convert": {"coresPerCard": 60, "blocksPerCard": 5}}),
+        );
+        let other = policy("other", json!({"project": "q", "mode": "Enforce"}));
+        let of = |policies: &[&GPUMigration], namespace: &str| {
+            largest(&policies.iter().map(|one| (*one).clone()).collect::<Vec<_>>(), "p", namespace)
+        };
+        assert_eq!(of(&[&wide, &narrow, &other], "b"), Some(("wide".into(), (25, 10))));
+        assert_eq!(of(&[&wide, &narrow, &other], "a"), Some(("narrow".into(), (50, 40))));
+        assert_eq!(of(&[&wide, &narrow, &labelled], "a"), Some(("narrow, labelled".into(), (60, 40))));
+        assert_eq!(of(&[&other], "a"), None);
+    }
 }

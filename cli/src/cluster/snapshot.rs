@@ -10,6 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ResourceQuota};
 use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -35,6 +36,8 @@ pub struct Snapshot {
     pub gates: BTreeMap<String, bool>,
     /// Configurations of kube-schedulers, by where they were found.
     pub schedulers: BTreeMap<String, Value>,
+    /// Objects of our own kinds that cannot be read, and why.
+    pub unreadable: Vec<String>,
 }
 
 const AT_ONCE: usize = 16;
@@ -53,9 +56,9 @@ impl Snapshot {
         step("pods");
         snapshot.pods = all(client).await?;
         step("GPUShadows");
-        snapshot.shadows = all(client).await?;
+        snapshot.shadows = readable(client, &mut snapshot.unreadable).await?;
         step("policies");
-        snapshot.migrations = all(client).await?;
+        snapshot.migrations = readable(client, &mut snapshot.unreadable).await?;
         step("namespaces");
         snapshot.namespaces = all(client).await?;
         step("quotas");
@@ -69,7 +72,9 @@ impl Snapshot {
 
     /// Only GPUShadows and pods.
     pub(crate) async fn of_cards(client: &Client) -> anyhow::Result<Self> {
-        Ok(Self { shadows: all(client).await?, pods: all(client).await?, ..Self::default() })
+        let mut unreadable = Vec::new();
+        let shadows = readable(client, &mut unreadable).await?;
+        Ok(Self { shadows, pods: all(client).await?, unreadable, ..Self::default() })
     }
 
     /// Reads the configuration of kubelets and API server. What cannot be read is left out: it needs rights that few have.
@@ -107,8 +112,8 @@ impl Snapshot {
             match object.kind.as_str() {
                 "Node" => snapshot.nodes.push(read(object)?),
                 "Pod" => snapshot.pods.push(read(object)?),
-                "GPUShadow" => snapshot.shadows.push(read(object)?),
-                "GPUMigration" => snapshot.migrations.push(read(object)?),
+                "GPUShadow" => snapshot.shadows.extend(own(object, &mut snapshot.unreadable)),
+                "GPUMigration" => snapshot.migrations.extend(own(object, &mut snapshot.unreadable)),
                 "Namespace" => snapshot.namespaces.push(read(object)?),
                 "ResourceQuota" => snapshot.quotas.push(read(object)?),
                 "DaemonSet" => snapshot.daemon_sets.push(read(object)?),
@@ -122,6 +127,11 @@ impl Snapshot {
         }
         Ok(snapshot)
     }
+}
+
+/// An object of a kind of ours. One that cannot be read does not hide the others.
+fn own<K: DeserializeOwned>(object: Manifest, unreadable: &mut Vec<String>) -> Option<K> {
+    read(object).map_err(|error| unreadable.push(format!("{error:#}"))).ok()
 }
 
 fn read<K: DeserializeOwned>(object: Manifest) -> anyhow::Result<K> {
@@ -148,6 +158,24 @@ where
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("list {}", K::plural(&()))),
     }
+}
+
+/// All objects of a kind of ours, without those that cannot be read.
+async fn readable<K>(client: &Client, unreadable: &mut Vec<String>) -> anyhow::Result<Vec<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let mut read = Vec::new();
+    for object in all::<DeserializeGuard<K>>(client).await? {
+        match object.0 {
+            Ok(object) => read.push(object),
+            Err(invalid) => {
+                let name = invalid.metadata.name.as_deref().unwrap_or_default();
+                unreadable.push(format!("{} {name}: {}", K::kind(&()), invalid.error));
+            }
+        }
+    }
+    Ok(read)
 }
 
 /// The response body of a path; `None` if it is forbidden or fails.

@@ -2,7 +2,7 @@
 
 use super::{Answer, Snapshot, columns};
 use crate::exit::Exit;
-use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, paint};
+use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, blocks, paint};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow, HolderStatus};
 use gpu_migrate_model::units::Cores;
@@ -34,6 +34,9 @@ pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> 
     }
     if node.is_none() {
         text += &format!("\n{}", projects(&snapshot.migrations));
+    }
+    for one in &snapshot.unreadable {
+        text += &format!("{} not shown, because it cannot be read: {one}\n", paint(WARNING, "warning:"));
     }
     let value = json!({
         "nodes": shadows.iter().map(|s| json!({"name": s.name_any(), "status": s.status})).collect::<Vec<Value>>(),
@@ -121,7 +124,7 @@ fn pod(holder: &HolderStatus) -> String {
 fn holds(holder: &HolderStatus) -> String {
     match (holder.cores, holder.blocks) {
         (None, None) => "the card".to_owned(),
-        (cores, blocks) => format!("{} and {}", cores.unwrap_or_default(), blocks.unwrap_or_default()),
+        (cores, held) => format!("{} and {}", cores.unwrap_or_default(), blocks(held.unwrap_or_default())),
     }
 }
 

@@ -1,11 +1,11 @@
 //! `gpu-migrate uninstall`: removes everything, in an order that breaks nothing.
 
-use super::change::MANAGER;
+use super::change::{MANAGER, confirmed};
 use super::{Answer, Output, Snapshot};
 use crate::args::UninstallArgs;
 use crate::exit::Exit;
 use crate::progress::Progress;
-use crate::style::{FAINT, paint};
+use crate::style::{FAINT, counted, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
@@ -80,8 +80,8 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
         .collect::<Vec<_>>();
     if let Some(first) = names.first() {
         found.push(format!(
-            "{} shared pods exist, {first} first: roll them back with `gpu-migrate rollout undo`",
-            names.len()
+            "{} left, {first} first: roll projects back with `gpu-migrate rollout undo`; delete pods that were written with shares",
+            counted(names.len(), "shared pod")
         ));
     }
     for shadow in &snapshot.shadows {
@@ -167,6 +167,14 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
         let value = json!({"inTheWay": obstacles, "removed": [], "left": []});
         return Ok(Answer { text, value, exit: Exit::No }.write(args.output, out)?);
     }
+    let question = format!(
+        "remove gpu-migrate from namespace {} and {} of the cluster?",
+        args.namespace,
+        counted(snapshot.nodes.iter().filter(|node| clean_labels(node).is_some()).count(), "node")
+    );
+    if !confirmed(args.change, out, &question)? {
+        return Ok(Exit::No);
+    }
     let mut remover = Remover { client, args, out, removed: Vec::new() };
     let (first, rest) = ORDER.split_at(1);
     for kind in first {
@@ -220,8 +228,7 @@ pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyh
         left.push(what);
     }
     if args.output != Output::Table {
-        let value =
-            json!({"inTheWay": obstacles, "removed": remover.removed, "left": left, "dryRun": args.dry_run});
+        let value = json!({"inTheWay": obstacles, "removed": remover.removed, "left": left, "dryRun": args.change.dry_run});
         Answer { text: String::new(), value, exit: Exit::Done }.write(args.output, remover.out)?;
     }
     Ok(Exit::Done)
@@ -260,7 +267,7 @@ impl Remover<'_> {
 
     async fn named(&mut self, kind: &Kind, name: &str) -> anyhow::Result<()> {
         let api = self.api(kind);
-        let there = if self.args.dry_run {
+        let there = if self.args.change.dry_run {
             api.get_metadata_opt(name).await?.is_some()
         } else {
             match api.delete(name, &DeleteParams::foreground()).await {
@@ -278,7 +285,7 @@ impl Remover<'_> {
     async fn elsewhere(&mut self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
         if bindings.get_metadata_opt(name).await?.is_some() {
-            if !self.args.dry_run {
+            if !self.args.change.dry_run {
                 bindings.delete(name, &DeleteParams::default()).await?;
             }
             self.say(&format!("rolebinding/{name} in {namespace}"))?;
@@ -288,7 +295,7 @@ impl Remover<'_> {
 
     /// The webhook puts its configuration back for as long as a replica of it lives, and so do the others with theirs.
     async fn wait_for_pods(&mut self, which: &str) -> anyhow::Result<()> {
-        if self.args.dry_run {
+        if self.args.change.dry_run {
             return Ok(());
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.args.namespace);
@@ -312,7 +319,7 @@ impl Remover<'_> {
     }
 
     async fn node(&mut self, what: &str, name: &str, patch: &Value) -> anyhow::Result<()> {
-        if !self.args.dry_run {
+        if !self.args.change.dry_run {
             let nodes = Api::<Node>::all(self.client.clone());
             nodes.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
@@ -331,7 +338,7 @@ impl Remover<'_> {
         for pod in pods.items {
             let Some(patch) = clean_annotations(&pod.metadata) else { continue };
             let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-            if !self.args.dry_run {
+            if !self.args.change.dry_run {
                 let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
                 match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
                     // It has ended meanwhile.
@@ -348,7 +355,7 @@ impl Remover<'_> {
     /// Gives up the limits that this program applied; whatever others wrote into the same quota stays.
     async fn limits(&mut self, quota: &ResourceQuota) -> anyhow::Result<()> {
         let (namespace, name) = (quota.namespace().unwrap_or_default(), quota.name_any());
-        if !self.args.dry_run {
+        if !self.args.change.dry_run {
             let nothing = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}});
             let api = Api::<ResourceQuota>::namespaced(self.client.clone(), &namespace);
             api.patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(nothing)).await?;
@@ -359,7 +366,7 @@ impl Remover<'_> {
     fn say(&mut self, what: &str) -> anyhow::Result<()> {
         self.removed.push(what.to_owned());
         if self.args.output == Output::Table {
-            let end = if self.args.dry_run { paint(FAINT, " (dry run)") } else { String::new() };
+            let end = if self.args.change.dry_run { paint(FAINT, " (dry run)") } else { String::new() };
             writeln!(self.out, "removed {what}{end}")?;
         }
         Ok(())
@@ -391,7 +398,7 @@ mod tests {
         snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock"), ours];
         let found = obstacles(&snapshot);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].starts_with("1 shared pods exist, n/p first"));
+        assert!(found[0].starts_with("1 shared pod left, n/p first"));
     }
 
     #[test]

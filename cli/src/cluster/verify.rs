@@ -5,7 +5,7 @@
 
 use super::{Answer, Snapshot};
 use crate::exit::Exit;
-use crate::style::{ADDED, REMOVED, WARNING, paint};
+use crate::style::{ADDED, REMOVED, WARNING, counted, paint};
 use gpu_migrate_model::annotation::{card_key, read_cards};
 use gpu_migrate_model::ask::{ContainerAsk, PodAsk};
 use gpu_migrate_model::crd::GPUShadow;
@@ -32,7 +32,8 @@ pub struct Findings {
 
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Findings {
-    let mut found = Findings::default();
+    let unknown = snapshot.unreadable.clone();
+    let mut found = Findings { unknown, ..Findings::default() };
     let mut by_node = BTreeMap::<&str, Vec<&Pod>>::new();
     for pod in snapshot.pods.iter().filter(|pod| !is_terminal(pod)) {
         if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
@@ -187,7 +188,9 @@ pub(crate) fn verify(snapshot: &Snapshot) -> Answer {
     } else {
         (REMOVED, "the invariants do not hold")
     };
-    text += &format!("{}: checked {nodes} nodes, {cards} cards, {holders} holders\n", paint(style, verdict));
+    let checked =
+        [(nodes, "node"), (cards, "card"), (holders, "holder")].map(|(count, noun)| counted(count, noun));
+    text += &format!("{}: checked {}\n", paint(style, verdict), checked.join(", "));
     let value = json!({
         "holds": found.violations.is_empty(), "violations": found.violations, "differences": found.differences,
         "unknown": found.unknown, "nodes": nodes, "cards": cards, "holders": holders,

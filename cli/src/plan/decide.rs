@@ -1,11 +1,13 @@
 //! The decision on each object: its policy, and the webhook's rewrite of its pods.
 
+use super::indirect;
 use super::waves::{WaveOf, waves};
 use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Origin, Source};
 use gpu_migrate_model::ask::{Demand, PodAsk};
 use gpu_migrate_model::crd::{GPUMigration, read_strict};
 use gpu_migrate_model::names::{self, Dialect, GROUP};
+use gpu_migrate_model::units::Cores;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
 use gpu_migrate_webhook::plan::{PlanError, Rewrite, Subject, rewrite_template};
 use gpu_migrate_webhook::policy::{Policies, Settings};
@@ -25,6 +27,10 @@ pub enum PolicyProblem {
     Unreadable { place: String, name: String, reason: String },
     #[error("GPUMigration {name}: {reason}")]
     Rejected { name: String, reason: String },
+    #[error(
+        "GPUMigration {name} is given twice with different specs: {first} and {second}; the first is used"
+    )]
+    Twice { name: String, first: String, second: String },
     /// Namespace labels that are not strings.
     #[error(
         "{place}: Namespace {name}: metadata.labels: {reason}; expected strings: put values such as \"true\" in quotes"
@@ -35,7 +41,7 @@ pub enum PolicyProblem {
 /// What was given to plan with.
 #[derive(Default)]
 pub struct Rules {
-    policies: Policies,
+    pub(super) policies: Policies,
     migrations: Vec<GPUMigration>,
     /// How many policies can be used.
     pub policy_count: usize,
@@ -51,7 +57,7 @@ impl Rules {
             let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
             match (group, manifest.kind.as_str()) {
                 (GROUP, "GPUMigration") => match read_migration(manifest) {
-                    Ok(migration) => migrations.push(migration),
+                    Ok(migration) => migrations.push((migration, manifest.origin.clone())),
                     Err(problem) => problems.push(problem),
                 },
                 ("", "Namespace") => match read_labels(manifest) {
@@ -62,6 +68,7 @@ impl Rules {
             }
             false
         });
+        let migrations = unique(migrations, &mut problems);
         let (policies, rejected) = Policies::compile(migrations.iter(), &Settings::default());
         let policy_count = migrations.len() - rejected.len();
         problems.extend(
@@ -71,6 +78,24 @@ impl Rules {
         );
         (Self { policies, migrations, policy_count, namespaces }, problems)
     }
+}
+
+/// Each policy once. One that is reached twice is one; a file's stands in for the cluster's of the same name.
+fn unique(read: Vec<(GPUMigration, Origin)>, problems: &mut Vec<PolicyProblem>) -> Vec<GPUMigration> {
+    let mut kept: Vec<(GPUMigration, Origin)> = Vec::new();
+    for (migration, origin) in read {
+        match kept.iter_mut().find(|(other, _)| other.metadata.name == migration.metadata.name) {
+            None => kept.push((migration, origin)),
+            Some((other, _)) if other.spec == migration.spec => {}
+            Some(of_cluster) if of_cluster.1.source == Source::Cluster => *of_cluster = (migration, origin),
+            Some((_, first)) => problems.push(PolicyProblem::Twice {
+                name: migration.metadata.name.unwrap_or_default(),
+                first: first.to_string(),
+                second: origin.to_string(),
+            }),
+        }
+    }
+    kept.into_iter().map(|(migration, _)| migration).collect()
 }
 
 fn read_migration(manifest: &Manifest) -> Result<GPUMigration, PolicyProblem> {
@@ -101,10 +126,13 @@ fn read_labels(manifest: &Manifest) -> Result<BTreeMap<String, String>, PolicyPr
 #[must_use]
 pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) -> Plan {
     let mut plan = Plan::default();
-    let (mut places, mut pods) = (Vec::new(), Vec::new());
+    let (mut places, mut pods, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for mut manifest in manifests {
         let Some(form) = manifest.pod_form() else {
-            plan.without_pods += 1;
+            match indirect::outcome(&manifest, rules, default_namespace) {
+                Some(outcome) => others.push(Entry { manifest, outcome }),
+                None => plan.without_pods += 1,
+            }
             continue;
         };
         let bare = normalize(&mut manifest.value, form.pointer());
@@ -116,6 +144,7 @@ pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) 
         let outcome = decide_one(&manifest, place, rules, &waves, default_namespace);
         plan.entries.push(Entry { manifest, outcome });
     }
+    plan.entries.extend(others);
     plan
 }
 
@@ -171,12 +200,12 @@ fn decide_one(
             let why = format!("{}: {error}", field(place.pointer));
             Outcome::CannotConvert { why, then: Fallback::Invalid }
         }
-        Ok(rewrite) => outcome(manifest, place, (before, rewrite), turn, known),
+        Ok(rewrite) => outcome(manifest, place, (before, rewrite), turn, (known, rules)),
     }
 }
 
 /// Whether it would be in the rollout with the label of a wave: a policy without waves does not look at it.
-fn is_waved(
+pub(super) fn is_waved(
     rules: &Rules,
     rewrite: &impl Fn(&Value) -> Result<Rewrite, PlanError>,
     template: &Value,
@@ -223,7 +252,7 @@ fn field(pointer: &str) -> String {
 }
 
 /// Why the webhook has nothing to do, and what would change that.
-fn reason(skip: Skip) -> &'static str {
+pub(super) fn reason(skip: Skip) -> &'static str {
     match skip {
         Skip::NotOptedIn => "its namespace is not opted in (label gpu-migrate.io/opt-in: \"true\")",
         Skip::OptedOut => "it is opted out (label gpu-migrate.io/opt-out: \"true\")",
@@ -247,11 +276,11 @@ fn outcome(
     place: Place,
     (before, rewrite): (Patch, Rewrite),
     turn: Option<WaveOf>,
-    known: Result<(), &str>,
+    (known, rules): (Result<(), &str>, &Rules),
 ) -> Outcome {
     match &rewrite.outcome {
         webhook::Outcome::Converted | webhook::Outcome::Guarded | webhook::Outcome::Audited => {
-            converted(manifest, place, (before, rewrite), turn, known)
+            converted(manifest, place, (before, rewrite), turn, (known, rules))
         }
         webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
             let then = if rewrite.deny.is_some() { Fallback::Deny } else { Fallback::Admit };
@@ -274,7 +303,7 @@ fn converted(
     place: Place,
     (before, rewrite): (Patch, Rewrite),
     turn: Option<WaveOf>,
-    known: Result<(), &str>,
+    (known, rules): (Result<(), &str>, &Rules),
 ) -> Outcome {
     let audit = matches!(rewrite.outcome, webhook::Outcome::Audited);
     let of_webhook = if audit { &rewrite.audit_patch } else { &rewrite.patch };
@@ -304,12 +333,14 @@ fn converted(
     if manifest.kind == "Job" {
         notes.push("a Job's template is immutable: this Job converts when it is re-created".to_owned());
     }
+    let whole = keeps_whole(&rewrite, rules);
     Outcome::Converted(Box::new(Converted {
         demand: (demand(&manifest.value, place.pointer), demand(&after, place.pointer)),
         patch: serde_json::to_value(&patch).unwrap_or(Value::Null),
         after,
         policy: rewrite.policy.unwrap_or_default(),
         guard: matches!(rewrite.outcome, webhook::Outcome::Guarded),
+        whole,
         audit,
         wave,
         warnings: rewrite
@@ -319,6 +350,14 @@ fn converted(
             .collect(),
         notes,
     }))
+}
+
+/// Whether a container of several cards keeps whole ones where the policy's ratio is a share.
+fn keeps_whole(rewrite: &Rewrite, rules: &Rules) -> bool {
+    let name = rewrite.policy.as_deref().and_then(|policy| policy.rsplit_once('@')).map(|(name, _)| name);
+    let policy = rules.migrations.iter().find(|one| one.metadata.name.as_deref() == name);
+    policy.is_some_and(|policy| policy.spec.convert.cores_per_card < Cores::CARD)
+        && rewrite.changes.iter().any(|one| one.cards > 1 && one.cores == one.cards * Cores::CARD.0)
 }
 
 /// A patch of a pod template as a patch of the object it stands in.
@@ -344,7 +383,7 @@ fn on_object(patch: Patch, place: Place) -> Patch {
 }
 
 /// What one pod of the object asks for, as the scheduler counts it.
-fn demand(object: &Value, pointer: &str) -> Option<Demand> {
+pub(super) fn demand(object: &Value, pointer: &str) -> Option<Demand> {
     let spec = object.pointer(&format!("{pointer}/spec"))?;
     let spec = serde_json::from_value::<PodSpec>(spec.clone()).ok()?;
     Some(PodAsk::of_spec(&spec, &Dialect::default()).ok()?.effective())
@@ -353,7 +392,7 @@ fn demand(object: &Value, pointer: &str) -> Option<Demand> {
 /// Makes of a manifest what the API server makes of it before the webhook sees it: quantities are strings
 /// (`nvidia.com/gpu: 2` is allowed in a manifest). Returns whether the pod has no `metadata`, which it always has
 /// by then.
-fn normalize(object: &mut Value, pointer: &str) -> bool {
+pub(super) fn normalize(object: &mut Value, pointer: &str) -> bool {
     let Some(Value::Object(template)) = object.pointer_mut(pointer) else { return false };
     for list in ["containers", "initContainers"] {
         let Some(Value::Array(containers)) = template.get_mut("spec").and_then(|spec| spec.get_mut(list))

@@ -2,10 +2,12 @@
 
 pub mod decide;
 pub mod diff;
+mod indirect;
 pub mod show;
 mod waves;
 
 use crate::manifest::Manifest;
+use crate::style::{self, counted};
 use gpu_migrate_model::ask::Demand;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -34,6 +36,10 @@ pub enum Outcome {
     Converted(Box<Converted>),
     /// Its pods stay as they are, and should.
     LeftAlone {
+        why: String,
+    },
+    /// Its controller makes pods that request cards, and is not one of Kubernetes' own: what becomes of each pod template.
+    Indirect {
         why: String,
     },
     /// Its pods should be rewritten and cannot be.
@@ -81,6 +87,8 @@ pub struct Converted {
     pub guard: bool,
     /// What one pod asked for and asks for now, where both can be counted.
     pub demand: (Option<Demand>, Option<Demand>),
+    /// A container of several cards gets whole ones, although the policy's ratio is a share.
+    pub whole: bool,
     /// Warnings of the webhook at creation.
     pub warnings: Vec<String>,
     pub notes: Vec<String>,
@@ -106,17 +114,31 @@ impl Converted {
     /// What changes in the request, for people.
     #[must_use]
     pub fn change(&self) -> String {
-        let text =
-            |demand: Option<Demand>| demand.map_or_else(|| "?".to_owned(), |demand| demand.to_string());
+        let text = |demand: Option<Demand>| demand.map_or_else(|| "?".to_owned(), described);
         let (before, after) = (text(self.demand.0), text(self.demand.1));
         if self.guard {
             return format!("{before}; guarded: other cards are hidden from it");
         }
         let change = if before == after { before } else { format!("{before} → {after}") };
+        let reason =
+            if self.whole { " (containers of several cards keep whole ones: multiCard)" } else { "" };
         let change = match self.wave {
-            Some((wave, of)) => format!("{change}, in wave {wave} of {of}"),
-            None => change,
+            Some((wave, of)) => format!("{change}{reason}, in wave {wave} of {of}"),
+            None => change + reason,
         };
         if self.audit { format!("{change} (mode Audit: not yet)") } else { change }
+    }
+}
+
+/// A demand for people: blocks with their size.
+fn described(demand: Demand) -> String {
+    let Demand { legacy, cores, blocks, .. } = demand;
+    let whole = counted(legacy as usize, "whole card");
+    let share = || format!("{cores} and {}", style::blocks(blocks));
+    match (legacy, demand.is_shared()) {
+        (0, false) => "no card".to_owned(),
+        (_, false) => whole,
+        (0, true) => share(),
+        (_, true) => format!("{whole}, {}", share()),
     }
 }

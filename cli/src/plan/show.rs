@@ -38,11 +38,12 @@ pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let converted = count(|o| matches!(o, Outcome::Converted(_)));
     let alone = count(|o| matches!(o, Outcome::LeftAlone { .. }));
     let refused = count(|o| matches!(o, Outcome::CannotConvert { .. }));
-    writeln!(
-        out,
-        "{}",
-        paint(HEAD, &format!("{converted} converted, {alone} left alone, {refused} cannot be converted"))
-    )?;
+    let indirect = count(|o| matches!(o, Outcome::Indirect { .. }));
+    let mut title = format!("{converted} converted, {alone} left alone, {refused} cannot be converted");
+    if indirect > 0 {
+        title += &format!(", {indirect} of other controllers");
+    }
+    writeln!(out, "{}", paint(HEAD, &title))?;
     match plan.without_pods {
         0 => {}
         1 => writeln!(out, "(1 other object makes no pods)")?,
@@ -50,6 +51,11 @@ pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     }
     group(out, "Converted", ADDED, plan, |outcome| match outcome {
         Outcome::Converted(converted) => Some(converted.change()),
+        _ => None,
+    })?;
+    let others = "Of other controllers (their pods are converted as they are created; the operator does not restart them)";
+    group(out, others, WARNING, plan, |outcome| match outcome {
+        Outcome::Indirect { why } => Some(why.clone()),
         _ => None,
     })?;
     group(out, "Left alone", PLACE, plan, |outcome| match outcome {

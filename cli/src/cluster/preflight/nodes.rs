@@ -3,6 +3,7 @@
 use super::{Level, Report};
 use crate::cluster::Snapshot;
 use crate::cluster::snapshot::has_cards;
+use crate::style::counted;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::Value;
@@ -65,10 +66,10 @@ pub(super) fn runtime(snapshot: &Snapshot, report: &mut Report) {
             );
         }
     }
-    report.good(match seen.is_empty() {
-        true => "no node with cards reports its runtime".to_owned(),
-        false => seen.into_iter().collect::<Vec<_>>().join(", "),
-    });
+    if seen.is_empty() {
+        return report.skipped("no node with cards reports its runtime".to_owned());
+    }
+    report.good(seen.into_iter().collect::<Vec<_>>().join(", "));
 }
 
 fn text<'a>(configuration: &'a Value, pointer: &str) -> Option<&'a str> {
@@ -108,7 +109,7 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
         }
     }
     if !snapshot.settings_requested {
-        return report.good("not checked: files do not contain the kubelets' configuration".to_owned());
+        return report.skipped("files do not contain the kubelets' configuration".to_owned());
     }
     if snapshot.kubelets.is_empty() && snapshot.nodes.iter().any(has_cards) {
         return report.add(
@@ -117,7 +118,7 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
             "It needs the right to get nodes/proxy; otherwise check topologyManagerPolicy and featureGates yourself",
         );
     }
-    report.good(format!("{} kubelets checked", snapshot.kubelets.len()));
+    report.good(format!("{} checked", counted(snapshot.kubelets.len(), "kubelet")));
 }
 
 /// Feature gates of the API server, from its metrics.
@@ -141,7 +142,7 @@ pub(super) fn gates(snapshot: &Snapshot, report: &mut Report) {
         } else {
             "files do not contain them"
         };
-        return report.good(format!("the API server's feature gates were not checked: {why}"));
+        return report.skipped(format!("the API server's feature gates: {why}"));
     }
     report.good(format!("{} of the API server's feature gates checked", snapshot.gates.len()));
 }
@@ -193,7 +194,7 @@ mod tests {
         };
         assert_eq!(found(&snapshot, "kubelets")[0].0, Level::Warn, "unreadable is reported");
         snapshot.kubelets.insert("n".into(), json!({"topologyManagerPolicy": "none", "featureGates": {}}));
-        assert_eq!(found(&snapshot, "kubelets"), [(Level::Good, "1 kubelets checked".into())]);
+        assert_eq!(found(&snapshot, "kubelets"), [(Level::Good, "1 kubelet checked".into())]);
         snapshot.kubelets.insert(
             "n".into(),
             json!({"topologyManagerPolicy": "single-numa-node",

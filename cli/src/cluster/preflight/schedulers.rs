@@ -2,6 +2,7 @@
 
 use super::{Level, Report};
 use crate::cluster::Snapshot;
+use crate::style::counted;
 use gpu_migrate_model::names::Dialect;
 use serde_json::Value;
 
@@ -30,5 +31,9 @@ pub(super) fn extenders(snapshot: &Snapshot, report: &mut Report) {
         }
     }
     let seen = snapshot.schedulers.len();
-    report.good(format!("no extender is ignorable in {seen} configurations (pass files with --from)"));
+    if seen == 0 {
+        return report
+            .skipped("no scheduler's configuration is in a ConfigMap; pass its file with --from".to_owned());
+    }
+    report.good(format!("no extender is ignorable in {}", counted(seen, "configuration")));
 }

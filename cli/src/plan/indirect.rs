@@ -1,0 +1,106 @@
+//! Objects of kinds that are not Kubernetes' own, whose controllers make pods that request cards: RayCluster, Rollout, Workflow, ….
+//! Found by form, not by kind: a pod template, or `resources` that name a card, anywhere in the object.
+
+use super::decide::{Rules, demand, is_waved, normalize, reason};
+use super::{Outcome, described};
+use crate::manifest::Manifest;
+use gpu_migrate_model::names::{CONVERT, Dialect};
+use gpu_migrate_webhook::convert::is_gpu;
+use gpu_migrate_webhook::decide::{self as webhook, Skip};
+use gpu_migrate_webhook::plan::{Subject, rewrite_template};
+use serde_json::{Value, json};
+
+/// Where an object requests cards: a path as people write it.
+enum Place {
+    Template(String, Value),
+    /// In a form of its own, such as the `container` of an Argo Workflow.
+    Resources(String, String),
+}
+
+/// What becomes of the pods of an object; `None` where it requests no card.
+pub(super) fn outcome(manifest: &Manifest, rules: &Rules, default_namespace: &str) -> Option<Outcome> {
+    let mut places = Vec::new();
+    for (key, value) in manifest.value.as_object()? {
+        // What a controller reports is not what it makes.
+        if key != "status" {
+            find(value, key, &mut places);
+        }
+    }
+    let namespace = manifest.namespace.as_deref().unwrap_or(default_namespace);
+    let why = places.into_iter().map(|place| match place {
+        Place::Template(path, template) => {
+            format!("{path}: {}", of_template(manifest, namespace, template, rules))
+        }
+        Place::Resources(path, resource) => {
+            format!("{path}: requests {resource}; how its pods look is known when they are created")
+        }
+    });
+    let why = why.collect::<Vec<_>>().join("; ");
+    (!why.is_empty()).then_some(Outcome::Indirect { why })
+}
+
+fn find(value: &Value, path: &str, places: &mut Vec<Place>) {
+    match value {
+        Value::Object(map) if map.get("spec").is_some_and(|spec| spec["containers"].is_array()) => {
+            if cards(value).is_some() {
+                places.push(Place::Template(path.to_owned(), value.clone()));
+            }
+        }
+        Value::Object(map) => {
+            if let Some(resource) = map.get("resources").and_then(requested) {
+                places.push(Place::Resources(path.to_owned(), resource));
+            }
+            map.iter().for_each(|(key, value)| find(value, &format!("{path}.{key}"), places));
+        }
+        Value::Array(list) => {
+            list.iter()
+                .enumerate()
+                .for_each(|(index, value)| find(value, &format!("{path}[{index}]"), places));
+        }
+        _ => {}
+    }
+}
+
+/// The first resource in a pod template that is a card or a part of one.
+fn cards(template: &Value) -> Option<String> {
+    let lists = ["containers", "initContainers"].map(|list| template["spec"][list].as_array());
+    lists.into_iter().flatten().flatten().find_map(|container| requested(&container["resources"]))
+}
+
+fn requested(resources: &Value) -> Option<String> {
+    let names = ["limits", "requests"].map(|part| resources[part].as_object());
+    let mut names = names.into_iter().flatten().flat_map(|amounts| amounts.keys());
+    names.find(|name| is_gpu(name, &Dialect::default())).cloned()
+}
+
+fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules: &Rules) -> String {
+    if normalize(&mut template, "") {
+        template["metadata"] = json!({});
+    }
+    let key = format!("{namespace}/{}/{}", manifest.kind, manifest.name);
+    let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
+    let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
+    let before = demand(&template, "").map_or_else(|| "?".to_owned(), described);
+    let found = match rewrite(&template) {
+        Ok(found) => found,
+        Err(error) => return error.to_string(),
+    };
+    let patch = if found.audit_patch.is_empty() { &found.patch } else { &found.audit_patch };
+    let mut after = template.clone();
+    match &found.outcome {
+        webhook::Outcome::Skipped(Skip::NotInRollout) if is_waved(rules, &rewrite, &template) => {
+            format!("{before}; left alone: set the label {CONVERT}: \"true\" in this template")
+        }
+        webhook::Outcome::Skipped(skip) => format!("{before}; left alone: {}", reason(*skip)),
+        webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
+            format!("{before}; cannot be converted: {why}")
+        }
+        _ if patch.is_empty() || json_patch::patch(&mut after, patch).is_err() => before,
+        webhook::Outcome::Audited => format!("{before} → {} (mode Audit: not yet)", asks(&after)),
+        webhook::Outcome::Converted | webhook::Outcome::Guarded => format!("{before} → {}", asks(&after)),
+    }
+}
+
+fn asks(template: &Value) -> String {
+    demand(template, "").map_or_else(|| "?".to_owned(), described)
+}
