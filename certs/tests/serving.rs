@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use jiff::Timestamp;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -264,6 +264,36 @@ async fn a_silent_client_is_cut_and_a_full_server_serves_on() {
     for stream in &mut silent {
         assert_eq!(stream.read(&mut [0; 16]).await.unwrap_or(0), 0, "cut by the server");
     }
+    stop.cancel();
+}
+
+/// Who holds connections, or sends its headers byte by byte, does not keep a caller out.
+#[tokio::test]
+async fn idle_and_dribbling_connections_make_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = HandClock::new();
+    let (certs, _rotator) = certs(folder.path(), &clock).await;
+    let limits =
+        Limits { connections: 8, per_peer: 4, headers: Duration::from_millis(100), ..Limits::default() };
+    let metrics = limits.metrics.clone();
+    let (address, stop) = hello(certs.server_config(None).unwrap(), limits).await;
+    let bundle = certs.bundle().borrow().clone().unwrap();
+    let connector = tokio_rustls::TlsConnector::from(client(&bundle, &clock, None, &[]));
+    let connect = async || {
+        let tcp = TcpStream::connect(address).await.unwrap();
+        connector.connect(ServerName::try_from("localhost").unwrap(), tcp).await.unwrap()
+    };
+    let mut idle = Vec::new();
+    for _ in 0..50 {
+        idle.push(connect().await);
+    }
+    get(address, client(&bundle, &clock, None, &[])).await.unwrap();
+    assert_eq!(idle[0].read(&mut [0; 16]).await.unwrap_or(0), 0, "closed by the server");
+    assert!(metrics.closed("peer") >= 46, "{}", metrics.closed("peer"));
+    let mut dribbling = connect().await;
+    dribbling.write_all(b"GET / HT").await.unwrap();
+    assert_eq!(dribbling.read(&mut [0; 16]).await.unwrap_or(0), 0, "closed by the server");
+    assert!(metrics.closed("slow") >= 1);
     stop.cancel();
 }
 

@@ -18,13 +18,18 @@ use crate::Tasks;
 use crate::serve::{Limits, serve};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Probes and scrapes are few: whoever opens more connections, or sends no request, must not exhaust file descriptors.
-const LIMITS: Limits = Limits {
-    connections: 64,
-    handshake: Duration::from_secs(10),
-    headers: Duration::from_secs(100),
-    drain: Duration::from_secs(1),
-};
+/// Probes and scrapes are few, and each probe has a connection of its own: whoever opens more must neither exhaust file
+/// descriptors nor keep the kubelet's probes out.
+fn limits() -> Limits {
+    Limits {
+        connections: 64,
+        per_peer: 32,
+        headers: Duration::from_secs(2),
+        idle: Duration::from_secs(30),
+        drain: Duration::from_secs(1),
+        ..Limits::default()
+    }
+}
 
 /// The routes. `ready` says why the program is not ready; more routes can be added to what is returned.
 pub fn router(
@@ -64,7 +69,8 @@ pub async fn spawn(tasks: &mut Tasks, bind: &str, router: Router) -> anyhow::Res
     tracing::info!(%address, "serving probes and metrics");
     let service = TowerToHyperService::new(router);
     // Probes are answered while the program shuts down.
-    tasks.spawn_until_exit("admin server", serve(listener, None, service, LIMITS, CancellationToken::new()));
+    tasks
+        .spawn_until_exit("admin server", serve(listener, None, service, limits(), CancellationToken::new()));
     Ok(Some(address))
 }
 
@@ -108,6 +114,28 @@ mod tests {
         assert_eq!(kind.as_deref(), Some(OPENMETRICS));
         assert!(text.contains("calls_total 1"), "{text}");
         assert_eq!(get(&router, "/cards").await.2, "[]");
+    }
+
+    /// What would starve the kubelet's liveness probe, and so restart the program.
+    #[tokio::test]
+    async fn idle_connections_do_not_keep_a_probe_out() {
+        let mut tasks = Tasks::new(CancellationToken::new());
+        let routes = router(Arc::new(Registry::default()), || Ok(()));
+        let address = spawn(&mut tasks, "127.0.0.1:0", routes).await.unwrap().unwrap();
+        let mut idle = Vec::new();
+        for _ in 0..200 {
+            idle.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(
+            idle[0].read(&mut [0; 1]).await.unwrap_or(0),
+            0,
+            "the one that was idle longest was closed"
+        );
     }
 
     #[tokio::test]

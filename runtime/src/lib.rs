@@ -9,6 +9,8 @@
 pub mod admin;
 pub mod client;
 #[cfg(feature = "server")]
+mod connections;
+#[cfg(feature = "server")]
 pub mod leader;
 #[cfg(feature = "server")]
 mod logging;
