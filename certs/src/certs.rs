@@ -67,6 +67,7 @@ pub struct Options {
 /// Handle to the certificates of one server. Cheap to clone.
 #[derive(Clone)]
 pub struct Certs {
+    clock: Clock,
     resolver: Arc<Resolver>,
     bundle: watch::Receiver<Option<Bundle>>,
     refresh: mpsc::Sender<oneshot::Sender<()>>,
@@ -126,7 +127,7 @@ impl Certs {
         let mut rotator = CertRotator {
             place,
             options,
-            clock,
+            clock: Arc::clone(&clock),
             leaf: None,
             resolver: Arc::clone(&resolver),
             bundle,
@@ -134,10 +135,12 @@ impl Certs {
             counts: Arc::clone(&counts),
         };
         match rotator.tick().await {
-            Err(error @ CertError::Api { .. }) => tracing::warn!(%error, "no certificate yet; retrying"),
+            Err(error @ (CertError::Api { .. } | CertError::Clock { .. })) => {
+                tracing::warn!(%error, "no certificate yet; retrying");
+            }
             other => other?,
         }
-        Ok((Self { resolver, bundle: bundle_seen, refresh, counts }, rotator))
+        Ok((Self { clock, resolver, bundle: bundle_seen, refresh, counts }, rotator))
     }
 
     /// A rustls configuration (TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1) that always uses the current certificate.
@@ -181,9 +184,17 @@ impl Certs {
     }
 
     /// Whether there is a certificate to serve with.
-    #[must_use]
-    pub fn ready(&self) -> bool {
-        self.resolver.certificate().is_some()
+    ///
+    /// # Errors
+    /// Why not: there is none yet, or it has expired.
+    pub fn check(&self) -> Result<(), String> {
+        match self.expires() {
+            None => Err("no certificate yet".to_owned()),
+            Some(expired) if expired <= (self.clock)() => {
+                Err(format!("the serving certificate expired at {expired}: renew it"))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// When the serving certificate expires.
@@ -269,21 +280,24 @@ impl CertRotator {
         match &mut self.place {
             Place::Own(store) => {
                 let keyring = current(store, &self.options, now).await?;
+                if !is_fresh(self.leaf.as_ref(), &keyring, now) {
+                    store.check_clock(now).await?;
+                }
                 self.serve_with(&keyring, now)
             }
             Place::External(folder) => {
                 let (origin, found) = (folder.display().to_string(), external::read(folder)?);
-                self.adopt(&origin, found)
+                self.adopt(&origin, found, now)
             }
         }
     }
 
     fn serve_with(&mut self, keyring: &Keyring, now: Timestamp) -> Result<(), CertError> {
+        let fresh = is_fresh(self.leaf.as_ref(), keyring, now);
         let signer = keyring.signing().der();
         let bundle = keyring.bundle();
         // The bundle goes out before a certificate that needs it.
         self.bundle.send_if_modified(|old| old.replace(bundle.clone()).as_ref() != Some(&bundle));
-        let fresh = self.leaf.as_ref().is_some_and(|(validity, by)| by == signer && !validity.due(now));
         if fresh {
             return Ok(());
         }
@@ -296,13 +310,17 @@ impl CertRotator {
         Ok(())
     }
 
-    fn adopt(&mut self, origin: &str, found: external::Files) -> Result<(), CertError> {
+    fn adopt(&mut self, origin: &str, found: external::Files, now: Timestamp) -> Result<(), CertError> {
         let external::Files { chain, key, validity, bundle } = found;
         let first = chain.first().cloned();
         if self.resolver.certificate() != first {
             self.resolver.set(origin, chain, key, validity)?;
             self.counts.issued.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(folder = origin, expires = %validity.not_after, "serving certificate read");
+            if validity.not_after <= now {
+                tracing::error!(folder = origin, expired = %validity.not_after, "serving certificate has expired: renew it");
+            } else {
+                tracing::info!(folder = origin, expires = %validity.not_after, "serving certificate read");
+            }
             self.leaf = first.map(|certificate| (validity, certificate));
         }
         self.bundle.send_if_modified(|old| std::mem::replace(old, bundle.clone()) != bundle);
@@ -310,10 +328,16 @@ impl CertRotator {
     }
 }
 
+/// Whether the certificate in use is of the CA that signs now, and not due.
+fn is_fresh(leaf: Option<&(Validity, CertificateDer<'static>)>, keyring: &Keyring, now: Timestamp) -> bool {
+    leaf.is_some_and(|(validity, by)| by == keyring.signing().der() && !validity.due(now))
+}
+
 /// The keyring that all replicas use, after the steps that are due.
 async fn current(store: &mut Store, options: &Options, now: Timestamp) -> Result<Keyring, CertError> {
     for _ in 0..ATTEMPTS {
         let Some(stored) = store.load().await? else {
+            store.check_clock(now).await?;
             let first = Keyring::generate(&options.owner, now, &options.lifetimes)?;
             if store.create(&first).await? {
                 tracing::info!(store = store.origin(), "new CA");
@@ -322,6 +346,7 @@ async fn current(store: &mut Store, options: &Options, now: Timestamp) -> Result
             continue;
         };
         let Some(step) = stored.keyring.due(now, &options.lifetimes) else { return Ok(stored.keyring) };
+        store.check_clock(now).await?;
         if !store.may_rotate().await? {
             return Ok(stored.keyring);
         }
@@ -414,6 +439,24 @@ mod tests {
         std::fs::write(folder.path().join("tls.key"), "half writ").unwrap();
         assert!(rotator.tick().await.is_err());
         assert_eq!(certs.resolver.certificate().unwrap(), two);
+    }
+
+    #[tokio::test]
+    async fn an_expired_certificate_is_not_ready() {
+        let folder = tempfile::tempdir().unwrap();
+        let (clock, time) = hand_clock();
+        let ca = crate::authority::Ca::generate("one", clock(), &options(300).lifetimes).unwrap();
+        for (name, text) in [("tls.crt", ca.pem()), ("tls.key", &ca.key_pem())] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let (certs, mut rotator) =
+            Certs::start(Source::folder(folder.path()), options(300), clock).await.unwrap();
+        certs.check().unwrap();
+        forward(&time, 3000);
+        let expired = certs.check().unwrap_err();
+        assert!(expired.starts_with("the serving certificate expired at 2027-01-15T"), "{expired}");
+        rotator.tick().await.unwrap();
+        assert!(certs.check().is_err(), "reading it again does not help");
     }
 
     #[tokio::test]

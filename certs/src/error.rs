@@ -21,6 +21,11 @@ pub enum CertError {
     /// The API server refused or could not be reached.
     #[error("{object}: {source}")]
     Api { object: String, source: Box<kube::Error> },
+    /// A certificate made by such a clock would not be valid yet, or too soon no more, for everybody else.
+    #[error(
+        "this machine's clock says {now} and the API server's {server}: no certificate is made until they agree; correct the clock"
+    )]
+    Clock { now: jiff::Timestamp, server: jiff::Timestamp },
     #[error("TLS configuration: {0}")]
     Tls(String),
     /// The name of a server is neither a DNS name nor an IP address.

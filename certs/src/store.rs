@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpu_migrate_runtime::leader::Candidate;
+use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
@@ -22,6 +23,9 @@ pub(crate) struct Stored {
 /// How long the Lease is held without renewal.
 const LEASE: Duration = Duration::from_secs(60);
 
+/// How far clocks may be apart: certificates are back-dated by as much.
+const CLOCKS_APART: Duration = Duration::from_secs(300);
+
 pub(crate) enum Store {
     Secret(Box<InSecret>),
     Folder(PathBuf),
@@ -30,6 +34,7 @@ pub(crate) enum Store {
 /// A Secret, and the Lease of the same name, which a replica takes while it rotates. Writes are also guarded by the Secret's
 /// resource version; the Lease keeps replicas from racing in the first place.
 pub(crate) struct InSecret {
+    client: Client,
     secrets: Api<Secret>,
     namespace: String,
     name: String,
@@ -39,6 +44,7 @@ pub(crate) struct InSecret {
 impl Store {
     pub(crate) fn secret(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
         Self::Secret(Box::new(InSecret {
+            client: client.clone(),
             secrets: Api::namespaced(client.clone(), namespace),
             namespace: namespace.into(),
             name: name.into(),
@@ -92,6 +98,23 @@ impl Store {
                     .map_err(|e| CertError::api(self.origin(), e))
             }
             Self::Folder(path) => write_folder(path, keyring).map(|()| true),
+        }
+    }
+
+    /// Compares the clock with the API server's, by the Date of a response, before anything is made by it. A folder is of this
+    /// machine alone.
+    pub(crate) async fn check_clock(&self, now: Timestamp) -> Result<(), CertError> {
+        let Self::Secret(place) = self else { return Ok(()) };
+        let mut request = http::Request::new(kube::client::Body::empty());
+        *request.uri_mut() = http::Uri::from_static("/version");
+        let response = place.client.send(request).await.map_err(|e| CertError::api("/version", e))?;
+        let date = response.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
+        let date = date.and_then(|date| jiff::fmt::rfc2822::parse(date).ok());
+        match date.map(|date| date.timestamp()) {
+            Some(server) if now.duration_since(server).unsigned_abs() > CLOCKS_APART => {
+                Err(CertError::Clock { now, server })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -196,7 +219,6 @@ fn write_folder(folder: &Path, keyring: &Keyring) -> Result<(), CertError> {
 mod tests {
     use super::*;
     use crate::Lifetimes;
-    use jiff::Timestamp;
 
     #[tokio::test]
     async fn a_folder_keeps_a_keyring() {

@@ -101,6 +101,29 @@ async fn replicas_with_clocks_apart_rotate_together() {
     assert_eq!(api.get(LEASE).unwrap()["spec"]["holderIdentity"], "", "held only while rotating");
 }
 
+/// What a clock that is years ahead would do: announce, promote and forget CAs in one go, with certificates that nobody accepts.
+#[tokio::test]
+async fn a_replica_whose_clock_is_off_makes_nothing() {
+    let (api, time) = (FakeApi::default(), Time::new());
+    api.set_date("Fri, 15 Jan 2027 08:00:00 GMT");
+    let (right, _) = replica(&api, "a", time.clock(0)).await;
+    right.check().unwrap();
+    let before = (bundle(&right), api.writes());
+    for skew in [2 * 365 * 86_400, -365 * 86_400, 301] {
+        let (wrong, mut rotator) = replica(&api, "b", time.clock(skew)).await;
+        assert!(wrong.check().unwrap_err().contains("no certificate yet"));
+        let error = rotator.tick().await.unwrap_err().to_string();
+        assert!(error.contains("and the API server's 2027-01-15T08:00:00Z"), "{error}");
+    }
+    assert_eq!((bundle(&right), api.writes()), before);
+    let (near, _) = replica(&api, "c", time.clock(299)).await;
+    near.check().unwrap();
+    let empty = FakeApi::default();
+    empty.set_date("Fri, 15 Jan 2027 08:00:00 GMT");
+    replica(&empty, "d", time.clock(-3600)).await;
+    assert!(empty.writes().is_empty(), "nor a first CA");
+}
+
 #[tokio::test(start_paused = true)]
 async fn only_the_holder_of_the_lease_rotates() {
     let (api, time) = (FakeApi::default(), Time::new());
@@ -134,7 +157,7 @@ async fn a_damaged_secret_changes_nothing_and_a_deleted_one_is_created_again() {
     api.put(SECRET, damaged);
     let error = rotator.tick().await.unwrap_err().to_string();
     assert!(error.contains("Secret gpu/ca: signing.crt"), "{error}");
-    assert!(certs.ready() && bundle(&certs) == before);
+    assert!(certs.check().is_ok() && bundle(&certs) == before);
     api.remove(SECRET);
     rotator.tick().await.unwrap();
     assert_ne!(bundle(&certs), before);

@@ -22,6 +22,8 @@ struct State {
     writes: Vec<String>,
     /// Conflicts to answer with before writes succeed again.
     conflicts: u32,
+    /// What its clock says, in the form of the header.
+    date: Option<String>,
 }
 
 impl FakeApi {
@@ -54,6 +56,10 @@ impl FakeApi {
         self.0.lock().unwrap().conflicts = times;
     }
 
+    pub(crate) fn set_date(&self, date: &str) {
+        self.0.lock().unwrap().date = Some(date.to_owned());
+    }
+
     async fn answer(&self, request: Request<kube::client::Body>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -66,7 +72,11 @@ impl FakeApi {
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let (status, value) =
             self.0.lock().unwrap().request(&parts.method, parts.uri.path(), patch_type.as_deref(), body);
-        Response::builder().status(status).body(Full::new(Bytes::from(value.to_string()))).unwrap()
+        let mut response = Response::builder().status(status);
+        if let Some(date) = &self.0.lock().unwrap().date {
+            response = response.header("date", date);
+        }
+        response.body(Full::new(Bytes::from(value.to_string()))).unwrap()
     }
 }
 
