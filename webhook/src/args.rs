@@ -102,6 +102,10 @@ pub struct RegistrationArgs {
     /// Address for an API server outside the cluster network.
     #[arg(long, env = "GPU_MIGRATE_SERVICE_URL", value_name = "URL")]
     pub service_url: Option<String>,
+    /// Annotate pods that keep their whole cards with the outcome, gpu-migrate.io/reviewed, by which the backstop (a
+    /// ValidatingAdmissionPolicy) tells them from pods that were not reviewed.
+    #[arg(long, env = "GPU_MIGRATE_MARK_REVIEWED")]
+    pub mark_reviewed: bool,
     /// How long the API server waits for an answer, seconds.
     #[arg(long, env = "GPU_MIGRATE_TIMEOUT_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub timeout_seconds: u8,
@@ -111,12 +115,13 @@ pub struct RegistrationArgs {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Concurrent reviews; more are answered with 503.
-    #[arg(long, env = "GPU_MIGRATE_MAX_IN_FLIGHT", default_value_t = 256)]
-    pub max_in_flight: usize,
-    /// Concurrent connections; more wait.
-    #[arg(long, env = "GPU_MIGRATE_MAX_CONNECTIONS", default_value_t = 1024)]
-    pub max_connections: usize,
+    /// MiB of memory for bodies that are being read or reviewed, at most half of it for one address; more are answered with
+    /// 503. To be well below the container's memory limit.
+    #[arg(long, env = "GPU_MIGRATE_MAX_BODY_MEMORY", default_value_t = 32, value_parser = clap::value_parser!(u16).range(16..))]
+    pub max_body_memory: u16,
+    /// Open connections, at most half of them from one address; for one more, that which has been idle longest is closed.
+    #[arg(long, env = "GPU_MIGRATE_MAX_CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(2..))]
+    pub max_connections: u16,
     /// How long to accept requests after SIGTERM, while endpoints propagate.
     #[arg(long, env = "GPU_MIGRATE_DRAIN_DELAY", default_value = "5s", value_parser = duration)]
     pub drain_delay: Duration,
@@ -172,6 +177,7 @@ impl NameArgs {
                 ..Dialect::default()
             },
             labels: LabelKeys { opt_in: opt_in_label, opt_out: opt_out_label, project: project_label },
+            mark_reviewed: false,
         }
     }
 }

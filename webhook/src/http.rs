@@ -1,8 +1,11 @@
 //! `/mutate`, for the API server.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv4Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -11,40 +14,98 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use gpu_migrate_runtime::serve::Peer;
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tokio::sync::Semaphore;
+use http_body_util::BodyExt;
 
 use crate::metrics::Metrics;
 use crate::review::{Answer, ReviewError, Snapshot};
 
 /// What the API server sends at most: an object of 3 MiB twice, and some more. As in controller-runtime.
 pub const LARGEST_BODY: usize = 7 << 20;
-/// The deadline when the API server names none: its own default.
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
-/// The API server's own maximum for `timeoutSeconds`.
-const LONGEST_DEADLINE: Duration = Duration::from_secs(30);
+/// For a body to arrive. The API server has it at hand; what it names as its own timeout is whatever a client says.
+const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Context {
     pub answer: fn(&[u8], &Snapshot) -> Result<Answer, ReviewError>,
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     pub metrics: Metrics,
-    /// Requests at a time; more are answered with 503 at once.
-    pub slots: Arc<Semaphore>,
+    /// For the bodies that are being read or reviewed; what does not fit is answered with 503 at once.
+    pub memory: Arc<BodyMemory>,
     /// Set while the server goes away: answers then ask for the connection to be closed, so that the API server
     /// goes to another replica before this one stops accepting.
     pub leaving: Arc<AtomicBool>,
 }
 
 impl Context {
-    /// With room for `in_flight` requests at a time.
+    /// With room for so many bytes of bodies at a time.
     #[must_use]
-    pub fn new(snapshot: Arc<ArcSwap<Snapshot>>, metrics: Metrics, in_flight: usize) -> Self {
+    pub fn new(snapshot: Arc<ArcSwap<Snapshot>>, metrics: Metrics, memory: usize) -> Self {
         let leaving = Arc::new(AtomicBool::new(false));
-        let slots = Arc::new(Semaphore::new(in_flight));
-        Self { answer: crate::review::answer, snapshot, metrics, slots, leaving }
+        let memory = Arc::new(BodyMemory::new(memory));
+        Self { answer: crate::review::answer, snapshot, metrics, memory, leaving }
+    }
+}
+
+/// How much memory bodies may take, together and, at most half of that, from one address.
+#[derive(Debug)]
+pub struct BodyMemory {
+    limit: usize,
+    used: Mutex<(usize, HashMap<IpAddr, usize>)>,
+}
+
+impl BodyMemory {
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self { limit, used: Mutex::default() }
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.lock().0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (usize, HashMap<IpAddr, usize>)> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What one body takes; given back when dropped.
+struct Taken<'m> {
+    memory: &'m BodyMemory,
+    peer: IpAddr,
+    bytes: usize,
+}
+
+impl Taken<'_> {
+    fn take(&mut self, bytes: usize) -> Result<(), Rejection> {
+        let mut used = self.memory.lock();
+        let (all, of_peers) = &mut *used;
+        let of_peer = of_peers.get(&self.peer).copied().unwrap_or_default() + bytes;
+        if *all + bytes > self.memory.limit || of_peer > self.memory.limit / 2 {
+            let message = "too many bytes of reviews at a time; try again";
+            return Err(Rejection::new(StatusCode::SERVICE_UNAVAILABLE, "overload", message));
+        }
+        of_peers.insert(self.peer, of_peer);
+        *all += bytes;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut used = self.memory.lock();
+        used.0 -= self.bytes;
+        if let Entry::Occupied(mut of_peer) = used.1.entry(self.peer) {
+            *of_peer.get_mut() -= self.bytes;
+            if *of_peer.get() == 0 {
+                of_peer.remove();
+            }
+        }
     }
 }
 
@@ -91,16 +152,15 @@ impl Rejection {
 
 async fn review(context: &Context, request: Request) -> Result<Response, Rejection> {
     check_content_type(request.headers())?;
-    let _slot = context.slots.try_acquire().map_err(|_| {
-        Rejection::new(StatusCode::SERVICE_UNAVAILABLE, "overload", "too many reviews at a time; try again")
-    })?;
     let _counted = Counted::new(&context.metrics);
-    let deadline = deadline(request.uri().query());
-    let body = tokio::time::timeout(deadline, read(request.into_body())).await.map_err(|_| {
+    let peer = request.extensions().get().map_or(Ipv4Addr::UNSPECIFIED.into(), |Peer(address)| *address);
+    let mut taken = Taken { memory: &context.memory, peer, bytes: 0 };
+    let reading = read(request.into_body(), &mut taken);
+    let body = tokio::time::timeout(BODY_DEADLINE, reading).await.map_err(|_| {
         Rejection::new(
             StatusCode::REQUEST_TIMEOUT,
             "deadline",
-            format!("the body was not there within the deadline of {deadline:?}"),
+            format!("the body was not there within {BODY_DEADLINE:?}"),
         )
     })??;
     let began = Instant::now();
@@ -137,31 +197,34 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Rejection> {
     Err(Rejection::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
 }
 
-async fn read(body: Body) -> Result<Bytes, Rejection> {
+async fn read(mut body: Body, taken: &mut Taken<'_>) -> Result<Bytes, Rejection> {
     let too_large = || {
         let message = format!("the body is larger than {LARGEST_BODY} bytes");
         Rejection::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     };
     // What announces its length is refused before it is read.
-    if body.size_hint().lower() > LARGEST_BODY as u64 {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > LARGEST_BODY {
         return Err(too_large());
     }
-    match Limited::new(body, LARGEST_BODY).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(error) => {
-            Err(Rejection::new(StatusCode::BAD_REQUEST, "aborted", format!("the body broke off: {error}")))
+    let mut whole = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let broken = |error| {
+            Rejection::new(StatusCode::BAD_REQUEST, "aborted", format!("the body broke off: {error}"))
+        };
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        if taken.bytes + data.len() > LARGEST_BODY {
+            return Err(too_large());
         }
+        taken.take(data.len())?;
+        // Most bodies are one frame.
+        if whole.is_empty() && body.is_end_stream() {
+            return Ok(data);
+        }
+        whole.reserve(announced.saturating_sub(whole.len()));
+        whole.extend_from_slice(&data);
     }
-}
-
-/// The API server appends `?timeout=5s`.
-fn deadline(query: Option<&str>) -> Duration {
-    let values = query.unwrap_or_default().split('&').filter_map(|pair| pair.strip_prefix("timeout="));
-    let seconds = |text: &str| text.strip_suffix('s')?.parse().ok().map(jiff::SignedDuration::from_secs);
-    let parsed = values.filter_map(|text| seconds(text).or_else(|| text.parse().ok())).next();
-    let duration = parsed.and_then(|duration| Duration::try_from(duration).ok()).filter(|d| !d.is_zero());
-    duration.unwrap_or(DEFAULT_DEADLINE).min(LONGEST_DEADLINE)
+    Ok(whole.into())
 }
 
 /// An error in the form that Kubernetes' clients print.
@@ -185,26 +248,5 @@ impl<'m> Counted<'m> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.in_flight.dec();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_deadline_is_what_the_api_server_says() {
-        for (query, seconds) in [
-            (None, 10),
-            (Some(""), 10),
-            (Some("timeout=5s"), 5),
-            (Some("a=b&timeout=1m0s"), 30),
-            (Some("timeout=2s&x=y"), 2),
-            (Some("timeout=0s"), 10),
-            (Some("timeout=-3s"), 10),
-            (Some("timeout=soon"), 10),
-        ] {
-            assert_eq!(deadline(query), Duration::from_secs(seconds), "{query:?}");
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! What is counted. Labels are words from fixed lists, so that the number of series is bounded.
 
-use std::sync::atomic::AtomicI64;
-
+use gpu_migrate_runtime::serve::ConnectionMetrics;
 use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -45,12 +44,11 @@ pub struct Metrics {
     pub invalid_policies: Gauge,
     /// Failed attempts to read the policies.
     pub policy_errors: Counter,
-    /// When policies were last read without an error, seconds since 1970.
-    pub policies_read: Gauge<i64, AtomicI64>,
     /// 1 while the webhook configuration carries the CAs in use.
     pub registered: Gauge,
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
+    pub connections: ConnectionMetrics,
 }
 
 impl Default for Metrics {
@@ -64,9 +62,9 @@ impl Default for Metrics {
             policies: Gauge::default(),
             invalid_policies: Gauge::default(),
             policy_errors: Counter::default(),
-            policies_read: Gauge::default(),
             registered: Gauge::default(),
             skipped_objects: SkippedObjects::default(),
+            connections: ConnectionMetrics::default(),
         }
     }
 }
@@ -85,10 +83,14 @@ impl Metrics {
             policies,
             invalid_policies,
             policy_errors,
-            policies_read,
             registered,
             skipped_objects,
+            connections,
         } = metrics.clone();
+        // Alerts ask for their increase, which needs a first value.
+        for outcome in ["conflict", "unknown_project"] {
+            let _ = reviews.get_or_create(&OutcomeLabel { outcome });
+        }
         registry.register("reviews", "Answered reviews by outcome, without dry runs", reviews);
         registry.register("dry_runs", "Answered dry-run reviews", dry_runs);
         registry.register_with_unit(
@@ -102,14 +104,9 @@ impl Metrics {
         registry.register("policies", "Policies in force", policies);
         registry.register("invalid_policies", "Policies whose newest form is invalid", invalid_policies);
         registry.register("policy_errors", "Failed attempts to read the policies", policy_errors);
-        registry.register_with_unit(
-            "policies_read_timestamp",
-            "When policies were last read without an error, since 1970",
-            Unit::Seconds,
-            policies_read,
-        );
         registry.register("registered", "1 while the registered caBundle matches the CAs in use", registered);
         skipped_objects.register(registry);
+        connections.register(registry);
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of this program", build);
         metrics

@@ -23,6 +23,7 @@ use crate::args::{Args, LimitArgs, RegistrationArgs, TlsArgs};
 use crate::configuration::{Address, NAME, WebhookConfiguration};
 use crate::http::{self, Context};
 use crate::metrics::{Metrics, PREFIX};
+use crate::policy::Settings;
 use crate::reconciler::ConfigurationReconciler;
 use crate::source::Store;
 use crate::source::cluster::{ClusterSource, Listed};
@@ -57,7 +58,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
                 .context("a cluster is needed without --policy-file and --tls-dir")?,
         ),
     };
-    let settings = names.settings(&namespace);
+    let settings = Settings { mark_reviewed: registration.mark_reviewed, ..names.settings(&namespace) };
     let mut registry = Registry::default();
     let metrics = Metrics::new(registry.sub_registry_with_prefix(PREFIX));
     let store = Store::new(settings.clone(), metrics.clone());
@@ -77,14 +78,20 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tasks.spawn("registration metric", count_registered(registered, metrics.registered.clone()));
     }
 
-    let context = Context::new(store.snapshot(), metrics, limits.max_in_flight);
+    let LimitArgs { max_body_memory, max_connections, drain_delay, drain_timeout } = limits;
+    let bounds = Limits {
+        connections: max_connections.into(),
+        per_peer: usize::from(max_connections) / 2,
+        drain: drain_timeout,
+        metrics: metrics.connections.clone(),
+        ..Limits::default()
+    };
+    let context = Context::new(store.snapshot(), metrics, usize::from(max_body_memory) << 20);
     let readiness = readiness(context.clone(), certs.clone(), listed, registered);
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), readiness)).await?;
     let clients = tls.client_ca_file.map(|ca_file| ClientAuth { ca_file, names: tls.client_names });
     let config = certs.server_config(clients.as_ref())?;
     let service = TowerToHyperService::new(http::webhook(context.clone()));
-    let LimitArgs { max_in_flight: _, max_connections, drain_delay, drain_timeout } = limits;
-    let bounds = Limits { connections: max_connections, drain: drain_timeout, ..Limits::default() };
     let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
     tracing::info!(address = %listener.local_addr()?, "serving the API server");
     tasks.spawn("webhook server", serve(listener, Some(config), service, bounds, tasks.stop()));
@@ -233,9 +240,7 @@ fn readiness(
         if context.leaving.load(Ordering::Relaxed) {
             return Err("leaving".into());
         }
-        if !certs.ready() {
-            return Err("no certificate yet".into());
-        }
+        certs.check()?;
         if let Some(listed) = &listed {
             listed.check()?;
         }

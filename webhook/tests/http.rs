@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 use axum::body::Body;
 use base64::Engine;
 use common::policy;
+use futures::StreamExt as _;
+use gpu_migrate_runtime::serve::Peer;
 use gpu_migrate_webhook::http::{Context, LARGEST_BODY, webhook};
 use gpu_migrate_webhook::metrics::{Metrics, ReasonLabel};
 use gpu_migrate_webhook::policy::{Policies, Settings};
@@ -27,12 +29,15 @@ fn snapshot(spec: Value) -> Snapshot {
         ("default".to_owned(), labels(common::namespace(&[]))),
         ("other".to_owned(), labels(json!({"gpu-migrate.io/project": "p"}))),
     ];
-    Snapshot { policies, namespaces: namespaces.into() }
+    Snapshot { policies, namespaces: namespaces.into(), ..Snapshot::default() }
 }
+
+/// Room for two of the largest bodies from one address.
+const MEMORY: usize = 32 << 20;
 
 fn context(spec: Value) -> Context {
     let snapshot = Arc::new(arc_swap::ArcSwap::from_pointee(snapshot(spec)));
-    Context::new(snapshot, Metrics::default(), 8)
+    Context::new(snapshot, Metrics::default(), MEMORY)
 }
 
 async fn send(context: &Context, request: Request<Body>) -> (StatusCode, Value) {
@@ -127,7 +132,7 @@ async fn a_review_that_does_not_concern_us_is_admitted_as_it_is() {
             }),
         ),
         ("another group", review(|request| request["resource"]["group"] = json!("metrics.k8s.io"))),
-        ("a subresource", review(|request| request["subResource"] = json!("ephemeralcontainers"))),
+        ("a subresource", review(|request| request["subResource"] = json!("status"))),
         ("a namespace that is not opted in", review(|request| request["namespace"] = json!("other"))),
     ] {
         let (status, answer) = send(&context, post(body)).await;
@@ -138,6 +143,41 @@ async fn a_review_that_does_not_concern_us_is_admitted_as_it_is() {
             "{name}"
         );
     }
+}
+
+/// `kubectl debug` adds a container to a pod that runs: in a guarded namespace it sees no card.
+#[tokio::test]
+async fn ephemeral_containers_are_guarded() {
+    let review = |namespace: &str| {
+        let mut review = capture("bare-pod");
+        let request = &mut review["request"];
+        request["operation"] = json!("UPDATE");
+        request["subResource"] = json!("ephemeralcontainers");
+        request["namespace"] = json!(namespace);
+        let mut pod = request["object"].clone();
+        pod["spec"]["ephemeralContainers"] = json!([{"name": "old", "image": "i"}]);
+        request["oldObject"] = pod.clone();
+        pod["spec"]["ephemeralContainers"] = json!([{"name": "old", "image": "i"}, {"name": "new", "image": "i",
+            "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]);
+        request["object"] = pod;
+        review
+    };
+    let mut snapshot = snapshot(json!({}));
+    let guarded =
+        serde_json::from_value(common::namespace(&[("gpu-migrate.io/void-guard", "true")])).unwrap();
+    snapshot.namespaces.insert("guarded".into(), Arc::new(guarded));
+    let context =
+        Context::new(Arc::new(arc_swap::ArcSwap::from_pointee(snapshot)), Metrics::default(), MEMORY);
+    let (_, answer) = send(&context, post(review("guarded").to_string())).await;
+    let mut expected = review("guarded")["request"]["object"].clone();
+    expected["spec"]["ephemeralContainers"][1]["env"][0]["value"] = json!("void");
+    assert_eq!(patched(&review("guarded"), &answer), expected, "the API server refuses any other change");
+    let (_, answer) = send(&context, post(review("default").to_string())).await;
+    assert!(answer["response"].get("patch").is_none() && answer["response"]["allowed"] == true, "{answer}");
+    let mut removed = review("guarded");
+    removed["request"]["object"]["spec"]["ephemeralContainers"] = json!("none");
+    let (status, answer) = send(&context, post(removed.to_string())).await;
+    assert_eq!((status, &answer["response"]["allowed"]), (StatusCode::OK, &json!(true)));
 }
 
 #[tokio::test]
@@ -278,25 +318,51 @@ async fn wrong_paths_methods_and_content_types() {
     }
 }
 
+/// What an address cannot do to the others: with many large bodies, or with many that never end.
 #[tokio::test]
-async fn too_many_at_a_time_are_sent_away_and_the_next_is_served() {
+async fn bodies_of_one_address_leave_room_for_the_others() {
     let context = context(json!({}));
-    let held = context.slots.clone().acquire_many_owned(8).await.unwrap();
-    let response = webhook(context.clone()).oneshot(post(capture("bare-pod").to_string())).await.unwrap();
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(response.headers()["retry-after"], "1");
+    let from = |last: u8, body: Body| {
+        let mut request = post(body);
+        request.extensions_mut().insert(Peer([10, 0, 0, last].into()));
+        webhook(context.clone()).oneshot(request)
+    };
+    let unfinished = |bytes: usize| {
+        let first = futures::stream::iter([Ok::<_, std::io::Error>(vec![b' '; bytes])]);
+        Body::from_stream(first.chain(futures::stream::pending()))
+    };
+    let mut held = Vec::new();
+    for bytes in std::iter::repeat_n(7 << 20, 50).chain(std::iter::repeat_n(100, 300)) {
+        let mut request = Box::pin(from(1, unfinished(bytes)));
+        match futures::poll!(&mut request) {
+            std::task::Poll::Pending => held.push(request),
+            std::task::Poll::Ready(response) => {
+                let response = response.unwrap();
+                assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(response.headers()["retry-after"], "1");
+            }
+        }
+    }
+    assert_eq!(held.len(), 2 + 300);
+    assert!(context.memory.used() <= MEMORY / 2);
+    let review = capture("bare-pod").to_string();
+    assert_eq!(from(2, review.clone().into()).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(from(1, review.into()).await.unwrap().status(), StatusCode::OK);
     drop(held);
-    assert_eq!(send(&context, post(capture("bare-pod").to_string())).await.0, StatusCode::OK);
+    assert_eq!((context.memory.used(), context.metrics.in_flight.get()), (0, 0));
 }
 
+/// The server says how long a body may take, not `?timeout=` of whoever calls.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_never_ends_meets_the_deadline() {
     let context = context(json!({}));
     let stuck = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
-    let (status, answer) = send(&context, post(stuck)).await;
+    let mut request = post(stuck);
+    *request.uri_mut() = "/mutate?timeout=30s".parse().unwrap();
+    let (status, answer) = send(&context, request).await;
     assert_eq!(status, StatusCode::REQUEST_TIMEOUT);
-    assert!(answer["message"].as_str().unwrap().contains("deadline of 5s"), "{answer}");
-    assert_eq!(context.slots.available_permits(), 8);
+    assert!(answer["message"].as_str().unwrap().contains("not there within 5s"), "{answer}");
+    assert_eq!(context.memory.used(), 0);
 }
 
 #[tokio::test]
@@ -305,7 +371,7 @@ async fn a_panic_becomes_an_answer() {
     let (status, answer) = send(&context, post(capture("bare-pod").to_string())).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(answer["message"].as_str().unwrap().contains("a fault in gpu-migrate-webhook"), "{answer}");
-    assert_eq!(context.slots.available_permits(), 8);
+    assert_eq!(context.memory.used(), 0);
 }
 
 #[tokio::test]
