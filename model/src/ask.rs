@@ -291,6 +291,7 @@ fn view_of(spec: &PodSpec) -> SpecView<'_> {
                 claims: None,
             }),
             env: None,
+            env_from: None,
         }
     }
     SpecView {

@@ -18,12 +18,17 @@ pub const OPT_OUT: &str = "gpu-migrate.io/opt-out";
 pub const CONVERT: &str = "gpu-migrate.io/convert";
 /// Pod or namespace label: the project it belongs to.
 pub const PROJECT: &str = "gpu-migrate.io/project";
+/// Namespace label: its pods belong to the namespace's project whatever their own label says when it is `"true"`.
+pub const FIXED_PROJECT: &str = "gpu-migrate.io/fixed-project";
 /// Namespace label: containers that ask for no card get `NVIDIA_VISIBLE_DEVICES=void` when it is `"true"`.
 pub const VOID_GUARD: &str = "gpu-migrate.io/void-guard";
 /// Pod annotation: what the pod asked for before it was rewritten.
 pub const ORIGINAL: &str = "gpu-migrate.io/original";
 /// Pod annotation: `name@generation` of the policy that rewrote it.
 pub const POLICY: &str = "gpu-migrate.io/policy";
+/// Pod annotation: the webhook has reviewed a pod that keeps its whole cards; its value is the outcome. Only with
+/// `--mark-reviewed`, for the backstop.
+pub const REVIEWED: &str = "gpu-migrate.io/reviewed";
 /// Pod annotation prefix: cards that a legacy container really got; the container's name follows.
 pub const LEGACY_CARDS_PREFIX: &str = "gpu-migrate.io/gpu-idx-";
 /// Pod scheduling gate on the members of a gang that is not complete yet.
@@ -92,6 +97,9 @@ pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Default name of the scheduler that asks our extender.
 pub const SCHEDULER: &str = "gpu-migrate-scheduler";
+/// Resources by which HAMi shares a card beside `nvidia.com/gpu` (`pkg/device/nvidia` of Project-HAMi/HAMi).
+pub const HAMI_RESOURCES: [&str; 4] =
+    ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority"];
 /// Prefix of NVIDIA's MIG resources.
 pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 /// Suffix of NVIDIA's renamed time-sliced resources.
@@ -138,4 +146,15 @@ impl Default for LabelKeys {
     fn default() -> Self {
         Self { opt_in: OPT_IN.into(), opt_out: OPT_OUT.into(), project: PROJECT.into() }
     }
+}
+
+/// The project of a pod: its own label, else its namespace's. Where the namespace's label [`FIXED_PROJECT`] is `"true"`, the
+/// namespace's alone.
+#[must_use]
+pub fn project_of<'a>(
+    pod: Option<&'a str>,
+    namespace: Option<&'a str>,
+    fixed: Option<&str>,
+) -> Option<&'a str> {
+    pod.filter(|_| fixed != Some("true")).or(namespace)
 }

@@ -136,9 +136,10 @@ impl Listed {
         let namespaces = self.projects();
         let scopes = self.policies.iter().filter_map(Scope::of).collect::<Vec<_>>();
         let governing = |namespace: &str, labels: &Labels| {
-            let Some(of_namespace) = namespaces.get(namespace) else { return Governing::None };
+            let Some((of_namespace, fixed)) = namespaces.get(namespace) else { return Governing::None };
             let opted_out = labels.get(names::OPT_OUT).is_some_and(|value| value == "true");
-            match labels.get(names::PROJECT).map(String::as_str).or(*of_namespace) {
+            let of_pod = labels.get(names::PROJECT).map(String::as_str);
+            match names::project_of(of_pod, *of_namespace, *fixed) {
                 Some(project) if !opted_out => governing(&scopes, project, namespace, labels),
                 _ => Governing::None,
             }
@@ -186,8 +187,8 @@ impl Listed {
         observed
     }
 
-    /// Opted-in namespaces and their project.
-    fn projects(&self) -> BTreeMap<&str, Option<&str>> {
+    /// Opted-in namespaces with their project and whether it is fixed.
+    fn projects(&self) -> BTreeMap<&str, (Option<&str>, Option<&str>)> {
         let opted_in = |namespace: &&Namespace| {
             labels(&namespace.metadata).get(names::OPT_IN).is_some_and(|v| v == "true")
         };
@@ -195,7 +196,8 @@ impl Listed {
             .iter()
             .filter(opted_in)
             .filter_map(|namespace| {
-                let project = labels(&namespace.metadata).get(names::PROJECT).map(String::as_str);
+                let label = |key| labels(&namespace.metadata).get(key).map(String::as_str);
+                let project = (label(names::PROJECT), label(names::FIXED_PROJECT));
                 Some((namespace.metadata.name.as_deref()?, project))
             })
             .collect()

@@ -26,7 +26,8 @@ fn snapshot() -> Snapshot {
     let (policies, _) = Policies::compile(&[migration], &Settings::default());
     let labels = [("gpu-migrate.io/opt-in", "true"), ("gpu-migrate.io/project", "p")];
     let labels: BTreeMap<String, String> = labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-    Snapshot { policies, namespaces: [("default".to_owned(), Arc::new(labels))].into() }
+    let namespaces = [("default".to_owned(), Arc::new(labels))].into();
+    Snapshot { policies, namespaces, ..Snapshot::default() }
 }
 
 /// As the API server sends it: without white space.

@@ -4,7 +4,7 @@
 
 use gpu_migrate_model::annotation::PolicyRef;
 use gpu_migrate_model::crd::{
-    Direction, GPUMigration, GPUMigrationSpec, MigrationMode, MultiCard, OnUnconvertible, RolloutUnit,
+    Direction, GPUMigration, GPUMigrationSpec, MigrationMode, MultiCard, OnUnconvertible,
 };
 use gpu_migrate_model::units::{Blocks, Cores};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -191,6 +191,7 @@ fn scheduling(spec: &GPUMigrationSpec) -> Result<Scheduling, PolicyError> {
     selector_remove.dedup();
     Ok(Scheduling {
         scheduler_name: Some(edit.scheduler_name.clone()).filter(|name| !name.is_empty()),
+        replace_schedulers: edit.replace_schedulers.clone(),
         runtime_class_name: edit.runtime_class_name.clone(),
         selector_remove,
         selector_set: edit.node_selector.set.clone(),
@@ -202,16 +203,12 @@ fn scheduling(spec: &GPUMigrationSpec) -> Result<Scheduling, PolicyError> {
 
 fn rollout(spec: &GPUMigrationSpec) -> Rollout {
     let rollout = &spec.rollout;
-    if !rollout.waves.is_empty() {
-        return Rollout::Labelled;
-    }
-    let percent = match rollout.direction {
-        Direction::Forward => rollout.percent,
-        Direction::Rollback | Direction::RollbackNow => 0,
-    };
-    match rollout.unit {
-        RolloutUnit::Workload => Rollout::Workloads(percent),
-        RolloutUnit::Pod => Rollout::Pods(percent),
+    match (rollout.waves.is_empty(), rollout.direction, spec.mode) {
+        // The operator sets no label in Audit mode: what would be converted is said before the waves begin.
+        (false, Direction::Forward, MigrationMode::Audit) => Rollout::Percent(100),
+        (false, ..) => Rollout::Labelled,
+        (true, Direction::Forward, _) => Rollout::Percent(rollout.percent),
+        (true, Direction::Rollback | Direction::RollbackNow, _) => Rollout::Percent(0),
     }
 }
 
@@ -293,14 +290,24 @@ mod tests {
 
     #[test]
     fn waves_and_the_way_back_leave_it_to_the_label() {
-        let rollout = |rollout: Value| {
+        let in_mode = |mode: &str, rollout: Value| {
             let spec: GPUMigrationSpec =
-                serde_json::from_value(json!({"project": "p", "rollout": rollout})).unwrap();
+                serde_json::from_value(json!({"project": "p", "mode": mode, "rollout": rollout})).unwrap();
             super::rollout(&spec)
         };
-        assert_eq!(rollout(json!({})), Rollout::Workloads(100));
-        assert_eq!(rollout(json!({"percent": 5, "unit": "Pod"})), Rollout::Pods(5));
-        assert_eq!(rollout(json!({"percent": 5, "direction": "Rollback"})), Rollout::Workloads(0));
-        assert_eq!(rollout(json!({"percent": 5, "waves": [{"percent": 50}]})), Rollout::Labelled);
+        let rollout = |rollout: Value| in_mode("Enforce", rollout);
+        assert_eq!(rollout(json!({})), Rollout::Percent(100));
+        assert_eq!(rollout(json!({"percent": 5, "unit": "Pod"})), Rollout::Percent(5));
+        assert_eq!(rollout(json!({"percent": 5, "direction": "Rollback"})), Rollout::Percent(0));
+        let waves = json!({"percent": 5, "waves": [{"percent": 50}]});
+        assert_eq!(rollout(waves.clone()), Rollout::Labelled);
+        assert_eq!(
+            in_mode("Audit", waves.clone()),
+            Rollout::Percent(100),
+            "an audit does not wait for waves"
+        );
+        let mut back = waves;
+        back["direction"] = json!("Rollback");
+        assert_eq!(in_mode("Audit", back), Rollout::Labelled);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use base64::Engine;
 use gpu_migrate_certs::Bundle;
-use gpu_migrate_model::names;
+use gpu_migrate_model::names::{self, Dialect};
 use serde_json::{Value, json};
 
 use crate::policy::Settings;
@@ -16,6 +16,10 @@ use crate::policy::Settings;
 pub const NAME: &str = "gpu-migrate";
 /// Path that reviews are posted to.
 pub const PATH: &str = "/mutate";
+
+/// CEL: a mirror pod stands for a pod that the kubelet runs already. The API server lets no one add or remove the annotation later.
+const NOT_A_MIRROR_POD: &str =
+    "!has(object.metadata.annotations) || !('kubernetes.io/config.mirror' in object.metadata.annotations)";
 
 /// How the API server reaches the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +54,11 @@ impl WebhookConfiguration {
         Self { address, settings, mapped: BTreeSet::new(), timeout_seconds: 5 }
     }
 
-    /// CEL: whether any container asks for one of `resources`.
-    fn asks_for(&self) -> String {
-        let names = std::iter::once(&self.settings.dialect.legacy).chain(&self.mapped);
+    /// CEL: whether any container asks for cards or what a policy maps, or, with `shares`, for shares.
+    fn asks_for(&self, shares: bool) -> String {
+        let Dialect { legacy, cores, memory, .. } = &self.settings.dialect;
+        let shares = [cores, memory].into_iter().filter(move |_| shares);
+        let names = std::iter::once(legacy).chain(&self.mapped).chain(shares);
         let asks = |list: &str| {
             let each = names.clone().map(|name| format!("'{name}' in c.resources.{list}"));
             format!("(has(c.resources.{list}) && ({}))", each.collect::<Vec<_>>().join(" || "))
@@ -81,6 +87,14 @@ impl WebhookConfiguration {
         json!({ "matchExpressions": [{ "key": self.settings.labels.opt_out, "operator": "NotIn", "values": ["true"] }] })
     }
 
+    /// CEL: whether the object selector keeps the pod from being converted.
+    fn opted_out(&self) -> String {
+        let key = &self.settings.labels.opt_out;
+        format!(
+            "(has(object.metadata.labels) && '{key}' in object.metadata.labels && object.metadata.labels['{key}'] == 'true')"
+        )
+    }
+
     fn client_config(&self, bundle: Option<&Bundle>) -> Value {
         let mut config = match &self.address {
             Address::Service { namespace, name, port } => {
@@ -95,15 +109,20 @@ impl WebhookConfiguration {
     }
 
     fn webhook(&self, name: &str, guarded: bool, condition: Value, bundle: Option<&Bundle>) -> Value {
-        let not_mirror = "!has(object.metadata.annotations) || \
-                          !('kubernetes.io/config.mirror' in object.metadata.annotations)";
+        let (mut rules, selector) = (vec![pod_creation()], self.object_selector());
+        if guarded {
+            rules.push(
+                json!({ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/ephemeralcontainers"],
+                "operations": ["UPDATE"], "scope": "Namespaced" }),
+            );
+        }
         json!({
             "name": name,
             "clientConfig": self.client_config(bundle),
-            "rules": [pod_creation()],
+            "rules": rules,
             "namespaceSelector": self.namespace_selector(guarded),
-            "objectSelector": self.object_selector(),
-            "matchConditions": [condition, { "name": "not-a-mirror-pod", "expression": not_mirror }],
+            "objectSelector": if guarded { json!({}) } else { selector },
+            "matchConditions": [condition, { "name": "not-a-mirror-pod", "expression": NOT_A_MIRROR_POD }],
             "matchPolicy": "Equivalent",
             "failurePolicy": "Ignore",
             "sideEffects": "None",
@@ -115,14 +134,16 @@ impl WebhookConfiguration {
 
     /// The MutatingWebhookConfiguration. Without a bundle the `caBundle` is left to whoever injects it.
     ///
-    /// Pods that ask for cards go to `pods.gpu-migrate.io`; in guarded namespaces the others go to
-    /// `guard.gpu-migrate.io`. So does a converted pod, which no longer asks for cards: there the guard catches containers
-    /// that other webhooks have added. Nothing that a user can write into a pod keeps it from the guard, save the opt-out.
+    /// Pods that ask for cards or shares go to `pods.gpu-migrate.io`: a converted pod as well, when it is reinvoked after another
+    /// webhook. In guarded namespaces the others go to `guard.gpu-migrate.io`, with pods that opted out of being converted and
+    /// with ephemeral containers. Nothing that a user can write into a pod keeps it from the guard.
     #[must_use]
     pub fn mutating(&self, bundle: Option<&Bundle>) -> Value {
-        let asks = self.asks_for();
+        let asks = self.asks_for(true);
         let pods = json!({ "name": "asks-for-cards", "expression": asks });
-        let guard = json!({ "name": "asks-for-no-card", "expression": format!("!{asks}") });
+        let others =
+            format!("request.subResource == 'ephemeralcontainers' || !{asks} || {}", self.opted_out());
+        let guard = json!({ "name": "not-reviewed-by-pods", "expression": others });
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
@@ -135,14 +156,20 @@ impl WebhookConfiguration {
     }
 
     /// For clusters where no pod may pass unconverted while the webhook is unavailable: a ValidatingAdmissionPolicy
-    /// and its binding. It sees pods after all mutation; one that still asks for whole cards was not converted.
+    /// and its binding. It sees pods after all mutation; one that still asks for whole cards and does not carry the mark of
+    /// `--mark-reviewed` was not seen by the webhook. A pod that the webhook left as it is passes, whatever the reason.
     /// `refuse` denies it, otherwise it is reported as a warning and in the audit log.
     #[must_use]
     pub fn admission_policy(&self, refuse: bool) -> [Value; 2] {
         let actions = if refuse { json!(["Deny"]) } else { json!(["Warn", "Audit"]) };
         let legacy = &self.settings.dialect.legacy;
         let message = format!(
-            "this pod asks for {legacy}, but its namespace is opted in to shares: it was not converted"
+            "this pod asks for {legacy} in an opted-in namespace, and the webhook of gpu-migrate has not reviewed it"
+        );
+        let reviewed = names::REVIEWED;
+        let expression = format!(
+            "!{} || (has(object.metadata.annotations) && '{reviewed}' in object.metadata.annotations)",
+            self.asks_for(false)
         );
         let policy = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
@@ -156,7 +183,8 @@ impl WebhookConfiguration {
                     "objectSelector": self.object_selector(),
                     "matchPolicy": "Equivalent",
                 },
-                "validations": [{ "expression": format!("!{}", self.asks_for()), "message": message, "reason": "Forbidden" }],
+                "matchConditions": [{ "name": "not-a-mirror-pod", "expression": NOT_A_MIRROR_POD }],
+                "validations": [{ "expression": expression, "message": message, "reason": "Forbidden" }],
             },
         });
         let binding = json!({

@@ -7,11 +7,13 @@ use gpu_migrate_model::names;
 use gpu_migrate_model::view::Place;
 use serde_json::Value;
 
-use crate::convert::{Conversions, asks, gpu_resources, is_shared, names_gpu};
+use crate::convert::{Conversions, asks, is_shared, names_gpu};
+use crate::obstacles::{ClusterFacts, Obstacles};
 use crate::policy::{Mode, Policies, Policy, Selected};
-use crate::rewrite::PatchBuilder;
+use crate::rewrite::{PatchBuilder, hide_cards};
+use crate::rollout::TopOwner;
 use crate::text::PatchText;
-use crate::view::{ContainerView, PodView};
+use crate::view::{ContainerView, EphemeralView, PodView};
 
 /// What is known about a pod besides the pod.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +22,9 @@ pub struct RequestContext<'f> {
     /// The namespace's labels. Unknown ones (`None`) count as opted in, since the API server only sends us pods of
     /// namespaces that are; the project must then be on the pod.
     pub namespace_labels: Option<&'f BTreeMap<String, String>>,
-    /// Decides about a pod without a controller, and about pods where the rollout counts pods: the request's UID.
-    pub rollout_key: &'f str,
+    /// Whose pod it is; `None` for what the pod itself says.
+    pub owner: Option<TopOwner<'f>>,
+    pub cluster: &'f ClusterFacts,
 }
 
 #[derive(Clone, Debug)]
@@ -72,11 +75,13 @@ pub enum Skip {
     /// Its namespace is not opted in, or is one that never is.
     NotOptedIn,
     OptedOut,
-    /// A mirror or static pod: the kubelet has it already.
+    /// A mirror pod: it stands for a static pod that the kubelet runs already.
     Mirror,
     /// It is bound to a node already.
     Bound,
     NoProject,
+    /// There is no policy for the project that its own label names.
+    UnknownProject,
     NoPolicy,
     Off,
     NoGpu,
@@ -94,6 +99,7 @@ impl Skip {
             Self::Mirror => "mirror",
             Self::Bound => "bound",
             Self::NoProject => "no_project",
+            Self::UnknownProject => "unknown_project",
             Self::NoPolicy => "no_policy",
             Self::Off => "off",
             Self::NoGpu => "no_gpu",
@@ -131,9 +137,10 @@ impl fmt::Display for Outcome {
             Self::Skipped(skip) => f.write_str(match skip {
                 Skip::NotOptedIn => "left alone: its namespace is not opted in",
                 Skip::OptedOut => "left alone: it is opted out",
-                Skip::Mirror => "left alone: a mirror or static pod",
+                Skip::Mirror => "left alone: a mirror pod of a static pod",
                 Skip::Bound => "left alone: it is bound to a node already",
                 Skip::NoProject => "left alone: it belongs to no project",
+                Skip::UnknownProject => "left alone: there is no policy for the project that its label names",
                 Skip::NoPolicy => "left alone: its project has no policy",
                 Skip::Off => "left alone: its policy is off",
                 Skip::NoGpu => "left alone: it asks for no card",
@@ -163,25 +170,73 @@ impl Decision<'_> {
     }
 }
 
+/// Decides about a pod that is created.
 #[must_use]
 pub fn decide<'p>(pod: &PodView<'_>, request: &RequestContext<'_>, policies: &'p Policies) -> Decision<'p> {
-    let policy = match governing(pod, request, policies) {
-        Ok(policy) => policy,
-        Err(decision) => return *decision,
+    if !opted_in(request, policies) {
+        return Decision::skipped(Skip::NotOptedIn);
+    }
+    let mut decision = match governing(pod, request, policies) {
+        Ok(policy) => under_policy(pod, request, policies, policy),
+        Err(decision) => *decision,
     };
-    let dialect = &policy.conversion.dialect;
-    let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
-    let gpus = pod.containers().any(|(_, container)| names_gpu(container, dialect));
-    let mut decision = match (shared, gpus) {
-        (true, _) => shared_pod(pod, request, policy),
-        (false, false) => plain_pod(pod, request, policy),
-        (false, true) if !policy.in_rollout(pod, request.rollout_key) => {
-            Decision::skipped(Skip::NotInRollout)
+    // The guard does not depend on the policy, nor on anything else that is written into a pod.
+    if decision.patch.is_empty() && decision.deny.is_none() {
+        let dialect = &policies.settings().dialect;
+        let mut edits = PatchBuilder::new(pod, dialect, "");
+        edits.continue_from_record(pod.containers().any(|(_, container)| is_shared(container, dialect)));
+        guard_and_mark(&mut edits, pod, request, policies, &decision.outcome);
+        let (patch, warnings) = edits.finish();
+        decision.patch = patch;
+        decision.warnings.extend(warnings);
+        if !decision.patch.is_empty() && matches!(decision.outcome, Outcome::Skipped(_)) && guards(request) {
+            decision.outcome = Outcome::Guarded;
         }
-        (false, true) => legacy_pod(pod, request, policy),
+    }
+    trimmed(decision)
+}
+
+/// Decides about ephemeral containers that are added to a pod (`kubectl debug`): they ask for no card, so in a guarded namespace
+/// they see none. Those that were there before cannot be changed.
+#[must_use]
+pub fn decide_ephemeral(
+    pod: &EphemeralView<'_>,
+    before: Option<&EphemeralView<'_>>,
+    request: &RequestContext<'_>,
+    policies: &Policies,
+) -> Decision<'static> {
+    if !opted_in(request, policies) {
+        return Decision::skipped(Skip::NotOptedIn);
+    }
+    let mut decision = Decision::skipped(Skip::NoGpu);
+    if !guards(request) {
+        return decision;
+    }
+    let known = |name: &str| {
+        let before = before.into_iter().flat_map(EphemeralView::containers);
+        before.into_iter().any(|container| container.name.as_str() == name)
     };
-    decision.policy = Some(&policy.reference_text);
-    finish(decision, policy)
+    for (index, container) in pod.containers().enumerate().filter(|(_, container)| !known(&container.name)) {
+        let index = index.to_string();
+        let path = ["spec", "ephemeralContainers", index.as_str(), "env"];
+        let (_, warning) = hide_cards(&mut decision.patch, &path, container);
+        decision.warnings.extend(warning);
+    }
+    if !decision.patch.is_empty() {
+        decision.outcome = Outcome::Guarded;
+    }
+    trimmed(decision)
+}
+
+fn namespace_label<'f>(request: &RequestContext<'f>, key: &str) -> Option<&'f str> {
+    request.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str)
+}
+
+fn opted_in(request: &RequestContext<'_>, policies: &Policies) -> bool {
+    let settings = policies.settings();
+    let labelled = request.namespace_labels.is_none()
+        || namespace_label(request, &settings.labels.opt_in) == Some("true");
+    labelled && !settings.excluded_namespaces.contains(request.namespace)
 }
 
 /// The policy that a pod falls under, or why there is none that counts.
@@ -192,28 +247,34 @@ fn governing<'p>(
 ) -> Result<&'p Policy, Box<Decision<'p>>> {
     let keys = &policies.settings().labels;
     let skip = |skip| Err(Box::new(Decision::skipped(skip)));
-    let namespace_label =
-        |key: &str| request.namespace_labels.and_then(|labels| labels.get(key)).map(String::as_str);
-    let opted_in = request.namespace_labels.is_none() || namespace_label(&keys.opt_in) == Some("true");
-    if !opted_in || policies.settings().excluded_namespaces.contains(request.namespace) {
-        return skip(Skip::NotOptedIn);
-    }
     if pod.metadata.label(&keys.opt_out) == Some("true") {
         return skip(Skip::OptedOut);
     }
-    let from_file =
-        pod.metadata.annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
-    if from_file || pod.metadata.annotation("kubernetes.io/config.mirror").is_some() {
+    // `kubernetes.io/config.source` says nothing: the kubelet sets it itself on what it runs.
+    if pod.metadata.annotation("kubernetes.io/config.mirror").is_some() {
         return skip(Skip::Mirror);
     }
     if pod.node().is_some() {
         return skip(Skip::Bound);
     }
-    let Some(project) = pod.metadata.label(&keys.project).or_else(|| namespace_label(&keys.project)) else {
+    let of_namespace = namespace_label(request, &keys.project);
+    let fixed = namespace_label(request, names::FIXED_PROJECT);
+    let Some(project) = names::project_of(pod.metadata.label(&keys.project), of_namespace, fixed) else {
         return skip(Skip::NoProject);
     };
     match policies.select(project, request.namespace, pod) {
-        Selected::None => skip(Skip::NoPolicy),
+        Selected::None if of_namespace == Some(project) || policies.knows(project) => skip(Skip::NoPolicy),
+        Selected::None => {
+            let mut decision = Decision::skipped(Skip::UnknownProject);
+            if pod.containers().any(|(_, container)| names_gpu(container, &policies.settings().dialect)) {
+                let key = &keys.project;
+                decision
+                    .warnings
+                    .push(format!("left alone: no policy is for project {project} (label {key})"));
+                decision.audit = Some(("unknown_project", project.to_owned()));
+            }
+            Err(Box::new(decision))
+        }
         Selected::One(policy) if policy.mode == Mode::Off => skip(Skip::Off),
         Selected::One(policy) => Ok(policy),
         Selected::Conflict(names) => {
@@ -223,10 +284,32 @@ fn governing<'p>(
             );
             let mut decision = Decision::untouched(Outcome::Conflict(why.clone()));
             decision.audit = Some(("conflict", names.join(",")));
-            decision.warnings.push(shorten(why));
+            decision.warnings.push(why);
             Err(Box::new(decision))
         }
     }
+}
+
+fn under_policy<'p>(
+    pod: &PodView<'_>,
+    request: &RequestContext<'_>,
+    policies: &'p Policies,
+    policy: &'p Policy,
+) -> Decision<'p> {
+    let dialect = &policy.conversion.dialect;
+    let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
+    let gpus = pod.containers().any(|(_, container)| names_gpu(container, dialect));
+    let owner = || request.owner.unwrap_or_else(|| TopOwner::of_pod(pod));
+    let mut decision = match (shared, gpus) {
+        (true, _) => shared_pod(pod, request, policies, policy),
+        (false, false) => Decision::skipped(Skip::NoGpu),
+        (false, true) if !policy.in_rollout(pod, request.namespace, owner()) => {
+            Decision::skipped(Skip::NotInRollout)
+        }
+        (false, true) => legacy_pod(pod, request, policy),
+    };
+    decision.policy = Some(&policy.reference_text);
+    if policy.mode == Mode::Audit { audited(decision, policy) } else { decision }
 }
 
 /// A pod that asks for whole cards and is in the rollout.
@@ -241,17 +324,19 @@ fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) 
     }
     let left: Vec<String> = conversions.iter().flat_map(|(_, c, to)| stay(c, to, policy)).collect();
     if !conversions.iter().any(|(_, _, to)| to.converts()) {
-        let mut decision = plain_pod(pod, request, policy);
-        decision.warnings.extend(left);
-        return decision;
+        return Decision { warnings: left, ..Decision::skipped(Skip::NoGpu) };
     }
-    let mut edits = PatchBuilder::new(pod, policy);
     let guarded = guards(request);
-    for (place, container, to) in &conversions {
-        let guard = guarded && to.left.is_empty() && !claims(container);
-        edits.container(*place, container, to, guard);
+    let obstacles = Obstacles { pod, policy, cluster: request.cluster, guarded };
+    let converted = || conversions.iter().map(|(_, container, to)| (*container, to));
+    if let Err(why) = obstacles.check(converted().filter(|(_, to)| to.converts())) {
+        return unconvertible(policy, &why);
     }
-    edits.schedule();
+    let mut edits = PatchBuilder::new(pod, &policy.conversion.dialect, &policy.reference_text);
+    for (place, container, to) in &conversions {
+        edits.convert(*place, container, to, guarded);
+    }
+    edits.schedule(&policy.scheduling);
     edits.drop_stale_choice();
     left.into_iter().for_each(|text| edits.warn(text));
     let (patch, warnings) = edits.finish();
@@ -296,65 +381,70 @@ fn unconvertible(policy: &Policy, why: &str) -> Decision<'static> {
     decision
 }
 
-/// A pod that asks for no card: only the guard is of interest.
-fn plain_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
-    guard_only(PatchBuilder::new(pod, policy), pod, request, policy, Skip::NoGpu)
-}
-
-/// A pod that asks for shares already: ours when it comes a second time, or written that way.
-fn shared_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
-    let mut edits = PatchBuilder::new(pod, policy);
-    if let Some(original) =
-        pod.metadata.annotation(names::ORIGINAL).and_then(|text| serde_json::from_str(text).ok())
-    {
-        edits.continue_from(original);
+/// A pod that asks for shares already: ours when it comes a second time, or written that way. What another webhook has changed
+/// since in where ours is scheduled is set again: no other scheduler can place it.
+fn shared_pod(
+    pod: &PodView<'_>,
+    request: &RequestContext<'_>,
+    policies: &Policies,
+    policy: &Policy,
+) -> Decision<'static> {
+    let dialect = &policy.conversion.dialect;
+    let mut edits = PatchBuilder::new(pod, dialect, &policy.reference_text);
+    if edits.continue_from_record(true) {
+        edits.schedule(&policy.scheduling);
     }
     edits.drop_stale_choice();
-    if pod.containers().any(|(_, container)| asks(container, &policy.conversion.dialect.legacy)) {
+    let outcome = Outcome::Skipped(Skip::AlreadyShared);
+    if pod.containers().any(|(_, container)| asks(container, &dialect.legacy)) {
         edits
             .warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
     }
-    guard_only(edits, pod, request, policy, Skip::AlreadyShared)
-}
-
-fn guard_only<'p, 'a>(
-    mut edits: PatchBuilder<'p, 'a>,
-    pod: &'p PodView<'a>,
-    request: &RequestContext<'_>,
-    policy: &Policy,
-    otherwise: Skip,
-) -> Decision<'static> {
-    let dialect = &policy.conversion.dialect;
-    if guards(request) {
-        for (place, container) in pod.containers() {
-            let gpus = || gpu_resources(container, dialect).iter().any(|resource| asks(container, resource));
-            if !is_shared(container, dialect) && !claims(container) && !gpus() {
-                edits.container(place, container, &Conversions::default(), true);
-            }
-        }
-    }
+    guard_and_mark(&mut edits, pod, request, policies, &outcome);
     let (patch, warnings) = edits.finish();
-    let outcome = if patch.is_empty() { Outcome::Skipped(otherwise) } else { Outcome::Guarded };
+    let outcome = if patch.is_empty() { outcome } else { Outcome::Guarded };
     Decision { patch, warnings, ..Decision::untouched(outcome) }
 }
 
-/// Audit mode says what it would do; every text gets our name in front and fits into a warning.
-fn finish<'p>(mut decision: Decision<'p>, policy: &Policy) -> Decision<'p> {
-    if policy.mode == Mode::Audit {
-        decision.deny = None;
-        if !decision.patch.is_empty() {
-            decision.outcome = Outcome::Audited;
-            decision.audit_patch = std::mem::take(&mut decision.patch);
-            let what = match decision.changes.as_slice() {
-                [] => "hides the cards".to_owned(),
-                changes => describe(changes),
-            };
-            decision.warnings = vec![summary(policy, "(Audit) would convert", &what)];
-        } else if let Outcome::Unconvertible(why) = &decision.outcome {
-            decision.warnings =
-                vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
-        }
+/// What is done to a pod whatever its policy says: the guard, and the mark on what keeps whole cards.
+fn guard_and_mark<'a, 'p>(
+    edits: &mut PatchBuilder<'p, 'a>,
+    pod: &'p PodView<'a>,
+    request: &RequestContext<'_>,
+    policies: &Policies,
+    outcome: &Outcome,
+) {
+    let settings = policies.settings();
+    if guards(request) && *outcome != Outcome::Skipped(Skip::Mirror) {
+        pod.containers().for_each(|(place, container)| edits.guard(place, container));
     }
+    if settings.mark_reviewed
+        && pod.containers().any(|(_, container)| names_gpu(container, &settings.dialect))
+    {
+        edits.mark_reviewed(outcome.as_str());
+    }
+}
+
+/// Audit mode says what it would do.
+fn audited<'p>(mut decision: Decision<'p>, policy: &Policy) -> Decision<'p> {
+    decision.deny = None;
+    if !decision.patch.is_empty() {
+        decision.outcome = Outcome::Audited;
+        decision.audit_patch = std::mem::take(&mut decision.patch);
+        let what = match decision.changes.as_slice() {
+            [] => "hides the cards".to_owned(),
+            changes => describe(changes),
+        };
+        decision.warnings = vec![summary(policy, "(Audit) would convert", &what)];
+    } else if let Outcome::Unconvertible(why) = &decision.outcome {
+        decision.warnings =
+            vec![format!("policy {} (Audit) could not convert: {why}", policy.reference.name)];
+    }
+    decision
+}
+
+/// Every text gets our name in front and fits into a warning.
+fn trimmed(mut decision: Decision<'_>) -> Decision<'_> {
     if decision.warnings.len() > MOST_WARNINGS {
         let more = decision.warnings.split_off(MOST_WARNINGS - 1).len();
         decision.warnings.push(format!("{more} more warnings are not shown"));
@@ -397,16 +487,7 @@ fn shorten(text: String) -> String {
 }
 
 fn guards(request: &RequestContext<'_>) -> bool {
-    request
-        .namespace_labels
-        .and_then(|labels| labels.get(names::VOID_GUARD))
-        .is_some_and(|value| value == "true")
-}
-
-/// Devices that come through dynamic resource allocation.
-fn claims(container: &ContainerView<'_>) -> bool {
-    let resources = container.resources.as_ref();
-    resources.and_then(|resources| resources.claims.as_ref()).is_some_and(|claims| !claims.is_empty())
+    namespace_label(request, names::VOID_GUARD) == Some("true")
 }
 
 /// The card product that a pod is bound to, by nodeSelector or by a required affinity that leaves no other.

@@ -81,23 +81,32 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl<'a> Original<'a> {
-    /// The record after a second run, which wrote `later`; the policy stays that of the first. A second run only guards
-    /// containers that came in between, and removes annotations.
+    /// Whether it is the record of a conversion, not only of a guarded pod.
+    pub(crate) fn converts(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|(_, container)| !container.limits.is_empty() || !container.requests.is_empty())
+    }
+
+    /// The record after a second run, which wrote `later`: what the first run found is what the pod was. The policy stays that
+    /// of the first.
     pub(crate) fn followed_by(self, later: Self) -> Self {
         let mut containers: BTreeMap<_, ContainerOriginal<'a>> = self.containers.into_iter().collect();
         for (name, ContainerOriginal { limits, requests, env }) in later.containers {
             let slot = containers.entry(name).or_default();
             slot.limits = merged(std::mem::take(&mut slot.limits), limits);
             slot.requests = merged(std::mem::take(&mut slot.requests), requests);
-            if !env.is_empty() {
-                slot.env = env;
-            }
+            slot.env = std::mem::take(&mut slot.env).followed_by(env);
         }
-        let annotations = MapEdit {
-            keys: merged(self.annotations.keys, later.annotations.keys),
-            created: self.annotations.created || later.annotations.created,
-        };
-        Self { containers: containers.into_iter().collect(), annotations, ..self }
+        Self {
+            policy: if self.policy.is_empty() { later.policy } else { self.policy },
+            containers: containers.into_iter().collect(),
+            spec: merged(self.spec, later.spec),
+            node_selector: self.node_selector.followed_by(later.node_selector),
+            tolerations: self.tolerations.followed_by(later.tolerations),
+            scheduling_gates: self.scheduling_gates.followed_by(later.scheduling_gates),
+            annotations: self.annotations.followed_by(later.annotations),
+        }
     }
 
     pub(crate) fn to_json(&self) -> String {
@@ -108,8 +117,9 @@ impl<'a> Original<'a> {
     }
 }
 
+/// Of a key that is in both, the former value.
 fn merged<'a>(former: Former<'a>, later: Former<'a>) -> Former<'a> {
-    former.into_iter().chain(later).collect::<BTreeMap<_, _>>().into_iter().collect()
+    later.into_iter().chain(former).collect::<BTreeMap<_, _>>().into_iter().collect()
 }
 
 impl ContainerOriginal<'_> {
@@ -122,10 +132,28 @@ impl MapEdit<'_> {
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    fn followed_by(self, later: Self) -> Self {
+        Self { keys: merged(self.keys, later.keys), created: self.created || later.created }
+    }
 }
 
 impl ListEdit<'_> {
     fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// An entry that was taken out twice was put back in between; one that was added twice had been taken out.
+    fn followed_by(mut self, later: Self) -> Self {
+        let new = |(_, entry): &(usize, Value)| {
+            !self.removed.iter().any(|(_, known)| known == entry)
+                && !self.added.iter().any(|known| known.as_ref() == entry)
+        };
+        let removed: Vec<_> = later.removed.into_iter().filter(new).collect();
+        self.removed.extend(removed);
+        let added: Vec<_> = later.added.into_iter().filter(|entry| !self.added.contains(entry)).collect();
+        self.added.extend(added);
+        self.created |= later.created;
+        self
     }
 }

@@ -6,7 +6,9 @@ use json_patch::Patch;
 use serde_json::Value;
 
 use crate::decide::{Change, Decision, Outcome, RequestContext, decide};
+use crate::obstacles::ClusterFacts;
 use crate::policy::Policies;
+use crate::rollout::TopOwner;
 use crate::view::PodView;
 
 /// What is known about a manifest besides its text.
@@ -15,8 +17,9 @@ pub struct Subject<'s> {
     pub namespace: &'s str,
     /// The namespace's labels; unknown ones count as opted in, and the project must be on the pod.
     pub namespace_labels: Option<&'s BTreeMap<String, String>>,
-    /// What a percentage is decided by: the workload's UID, or any stable name while it has none.
-    pub rollout_key: &'s str,
+    /// Kind and name of the controller whose template it is; `None` for a pod, which says itself whose it is.
+    pub controller: Option<(&'s str, &'s str)>,
+    pub cluster: &'s ClusterFacts,
 }
 
 #[derive(Clone, Debug)]
@@ -65,8 +68,9 @@ pub fn rewrite_template(
     }
     let text = serde_json::to_string(template).map_err(PlanError::Form)?;
     let pod: PodView<'_> = serde_json::from_str(&text).map_err(PlanError::Form)?;
-    let Subject { namespace, namespace_labels, rollout_key } = *subject;
-    let request = RequestContext { namespace, namespace_labels, rollout_key };
+    let Subject { namespace, namespace_labels, controller, cluster } = *subject;
+    let owner = controller.map(|(kind, name)| TopOwner::above(kind, name, |key| pod.metadata.label(key)));
+    let request = RequestContext { namespace, namespace_labels, owner, cluster };
     let Decision { outcome, patch, audit_patch, policy, warnings, audit: _, deny, changes } =
         decide(&pod, &request, policies);
     let (patch, audit_patch) =

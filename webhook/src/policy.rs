@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use gpu_migrate_model::annotation::PolicyRef;
 use gpu_migrate_model::crd::specificity;
-use gpu_migrate_model::hash::fnv1a;
 use gpu_migrate_model::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::convert::Conversion;
+use crate::rollout::{TopOwner, in_share};
 use crate::view::PodView;
 
 /// What a policy does with the pods under it, from the weakest to the strongest.
@@ -25,18 +25,18 @@ pub enum Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rollout {
-    /// This percentage of workloads, by the UID of the owner.
-    Workloads(u32),
-    /// This percentage of pods, by the UID of the request.
-    Pods(u32),
+    /// This percentage of workloads, by namespace and top owner.
+    Percent(u32),
     /// Only pods that carry the label `gpu-migrate.io/convert: "true"`, which the operator sets wave by wave.
     Labelled,
 }
 
-/// PatchBuilder of where a pod may run.
+/// Where converted pods go.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scheduling {
     pub scheduler_name: Option<String>,
+    /// Schedulers whose pods are converted, besides `default-scheduler` and `scheduler_name`.
+    pub replace_schedulers: Vec<String>,
     pub runtime_class_name: Option<String>,
     pub selector_remove: Vec<String>,
     /// Keys that are set in it.
@@ -110,6 +110,8 @@ pub struct Settings {
     /// Which resources stand for cards and shares.
     pub dialect: names::Dialect,
     pub labels: names::LabelKeys,
+    /// Whether pods that keep whole cards get the annotation [`names::REVIEWED`].
+    pub mark_reviewed: bool,
 }
 
 impl Default for Settings {
@@ -118,6 +120,7 @@ impl Default for Settings {
             excluded_namespaces: ["kube-system", "kube-node-lease"].map(str::to_owned).into(),
             dialect: names::Dialect::default(),
             labels: names::LabelKeys::default(),
+            mark_reviewed: false,
         }
     }
 }
@@ -192,6 +195,12 @@ impl Policies {
         identical_policies
     }
 
+    /// Whether any policy is for `project`.
+    #[must_use]
+    pub fn knows(&self, project: &str) -> bool {
+        self.by_project.contains_key(project)
+    }
+
     /// The policy for a pod of `project` in `namespace`.
     #[must_use]
     pub fn select(&self, project: &str, namespace: &str, pod: &PodView<'_>) -> Selected<'_> {
@@ -227,15 +236,13 @@ impl Policy {
             && self.selector.as_ref().is_none_or(|selector| matches(selector, pod))
     }
 
-    /// Whether the rollout has reached a pod.
+    /// Whether the rollout has reached a pod of `owner`.
     #[must_use]
-    pub fn in_rollout(&self, pod: &PodView<'_>, rollout_key: &str) -> bool {
+    pub fn in_rollout(&self, pod: &PodView<'_>, namespace: &str, owner: TopOwner<'_>) -> bool {
         match self.rollout {
             Rollout::Labelled => pod.metadata.label(names::CONVERT) == Some("true"),
-            Rollout::Workloads(percent) => {
-                in_share(pod.metadata.controller().map_or(rollout_key, |owner| &owner.uid), percent)
-            }
-            Rollout::Pods(percent) => in_share(rollout_key, percent),
+            Rollout::Percent(100..) => true,
+            Rollout::Percent(percent) => in_share(&owner.key(namespace), percent),
         }
     }
 }
@@ -257,49 +264,4 @@ fn matches(selector: &LabelSelector, pod: &PodView<'_>) -> bool {
                 _ => false,
             }
         })
-}
-
-/// Whether `key` belongs to the first `percent` of all keys. Stable: depends on the key alone, and a larger percentage
-/// only ever adds keys.
-#[must_use]
-pub fn in_share(key: &str, percent: u32) -> bool {
-    stable_hash(key) % 100 < u64::from(percent)
-}
-
-/// FNV-1a with the finalizer of MurmurHash3. Fixed for ever: a change would move pods between legacy and shared.
-fn stable_hash(key: &str) -> u64 {
-    let fnv = fnv1a(key.bytes());
-    let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    mixed ^ (mixed >> 33)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hash_never_changes() {
-        for (key, bucket) in [
-            ("2769bb5f-78e7-48ff-b2ea-3d210961c956", 20),
-            ("922472ba-e17c-45bd-a161-4b5730b25876", 98),
-            ("", 42),
-        ] {
-            assert_eq!(stable_hash(key) % 100, bucket, "{key}");
-        }
-    }
-
-    #[test]
-    fn a_larger_share_only_adds_and_shares_are_even() {
-        let keys: Vec<String> = (0..10_000).map(|i| format!("8d3f0c1e-0000-4000-8000-{i:012}")).collect();
-        for key in &keys {
-            assert!(!in_share(key, 0) && in_share(key, 100));
-            let first = (0..=100).find(|percent| in_share(key, *percent));
-            assert!((first.unwrap()..=100).all(|percent| in_share(key, percent)));
-        }
-        for percent in [1, 10, 50, 90] {
-            let share = keys.iter().filter(|key| in_share(key, percent)).count();
-            assert!(share.abs_diff(percent as usize * 100) < 200, "{percent} %: {share} of 10000");
-        }
-    }
 }

@@ -8,10 +8,11 @@ use gpu_migrate_model::view::json::Text;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::decide::{Decision, RequestContext, decide};
+use crate::decide::{Decision, RequestContext, decide, decide_ephemeral};
+use crate::obstacles::ClusterFacts;
 use crate::policy::Policies;
 use crate::text::{key, string};
-use crate::view::PodView;
+use crate::view::{EphemeralView, PodView};
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -22,6 +23,7 @@ pub struct Snapshot {
     pub policies: Policies,
     /// Labels of the namespaces that are known.
     pub namespaces: HashMap<String, Arc<BTreeMap<String, String>>>,
+    pub cluster: Arc<ClusterFacts>,
 }
 
 #[derive(Debug)]
@@ -73,6 +75,8 @@ struct Request<'a, O> {
     dry_run: Option<bool>,
     #[serde(bound(deserialize = "O: Deserialize<'de>"))]
     object: Option<O>,
+    #[serde(bound(deserialize = "O: Deserialize<'de>"))]
+    old_object: Option<O>,
 }
 
 #[derive(Default, Deserialize)]
@@ -100,22 +104,38 @@ pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
         Err(_) => serde_json::from_slice(body),
     };
     match parsed {
-        Ok(review) => decided(&accepted(review)?, snapshot),
+        Ok(review) => {
+            let request = accepted(review)?;
+            match (reviewed(&request), &request.object) {
+                (Ok(Reviewed::Pod), Some(pod)) => {
+                    Ok(respond(&request, &decide(pod, &context(&request, snapshot), &snapshot.policies)))
+                }
+                (Ok(Reviewed::EphemeralContainers), Some(_)) => ephemeral_containers(body, snapshot),
+                (Ok(_), None) => Ok(admitted(&request, "no_object", &[])),
+                (Err(outcome), _) => Ok(admitted(&request, outcome, &[])),
+            }
+        }
         Err(error) => undecided(body, error),
     }
 }
 
-fn decided(request: &Request<'_, PodView<'_>>, snapshot: &Snapshot) -> Result<Answer, ReviewError> {
-    let (Some(pod), Ok(())) = (&request.object, is_pod_creation(request)) else {
-        return Ok(admitted(request, is_pod_creation(request).err().unwrap_or("no_object"), &[]));
-    };
+fn context<'r, O>(request: &'r Request<'_, O>, snapshot: &'r Snapshot) -> RequestContext<'r> {
     let namespace = request.namespace.as_str();
-    let context = RequestContext {
-        namespace,
-        namespace_labels: snapshot.namespaces.get(namespace).map(AsRef::as_ref),
-        rollout_key: request.uid.as_str(),
-    };
-    Ok(respond(request, &decide(pod, &context, &snapshot.policies)))
+    let namespace_labels = snapshot.namespaces.get(namespace).map(AsRef::as_ref);
+    RequestContext { namespace, namespace_labels, owner: None, cluster: &snapshot.cluster }
+}
+
+/// Such a review is rare, so that it is parsed once more rather than every pod with one more field.
+fn ephemeral_containers(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
+    match serde_json::from_slice::<Review<'_, EphemeralView<'_>>>(body) {
+        Ok(review) => {
+            let request = accepted(review)?;
+            let Some(pod) = &request.object else { return Ok(admitted(&request, "no_object", &[])) };
+            let (context, before) = (context(&request, snapshot), request.old_object.as_ref());
+            Ok(respond(&request, &decide_ephemeral(pod, before, &context, &snapshot.policies)))
+        }
+        Err(error) => undecided(body, error),
+    }
 }
 
 /// The object does not parse, or nothing does.
@@ -124,9 +144,9 @@ fn undecided(body: &[u8], error: serde_json::Error) -> Result<Answer, ReviewErro
         return Err(ReviewError::Malformed(error));
     };
     let request = accepted(review)?;
-    match is_pod_creation(&request) {
+    match reviewed(&request) {
         Err(outcome) => Ok(admitted(&request, outcome, &[])),
-        Ok(()) => {
+        Ok(_) => {
             let text: String =
                 format!("gpu-migrate: left alone: not a pod: {error}").chars().take(120).collect();
             Ok(admitted(&request, "malformed_object", &[text]))
@@ -153,14 +173,25 @@ fn accepted<'a, O>(review: Review<'a, O>) -> Result<Request<'a, O>, ReviewError>
     Ok(request)
 }
 
-/// Only the creation of pods is reviewed; the error is the outcome for anything else.
-fn is_pod_creation<O>(request: &Request<'_, O>) -> Result<(), &'static str> {
+/// What is created.
+enum Reviewed {
+    Pod,
+    /// In a pod that exists.
+    EphemeralContainers,
+}
+
+/// Only the creation of pods and of ephemeral containers is reviewed; the error is the outcome for anything else.
+fn reviewed<O>(request: &Request<'_, O>) -> Result<Reviewed, &'static str> {
     let Resource { group, resource } = &request.resource;
-    if resource.as_str() != "pods" || !group.as_str().is_empty() || !request.sub_resource.as_str().is_empty()
-    {
+    if resource.as_str() != "pods" || !group.as_str().is_empty() {
         return Err("not_a_pod");
     }
-    if request.operation.as_str() != "CREATE" { Err("not_create") } else { Ok(()) }
+    match (request.sub_resource.as_str(), request.operation.as_str()) {
+        ("", "CREATE") => Ok(Reviewed::Pod),
+        ("", _) => Err("not_create"),
+        ("ephemeralcontainers", "UPDATE") => Ok(Reviewed::EphemeralContainers),
+        _ => Err("not_a_pod"),
+    }
 }
 
 fn admitted<O>(request: &Request<'_, O>, outcome: &'static str, warnings: &[String]) -> Answer {

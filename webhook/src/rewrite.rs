@@ -7,26 +7,28 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use gpu_migrate_model::annotation::is_of_choice;
-use gpu_migrate_model::names;
+use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::view::json::{Amount, Map, Text};
 use gpu_migrate_model::view::{ExtendedResources, Place};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::convert::Conversions;
+use crate::convert::{Conversions, asks, gpu_resources, is_shared};
 use crate::original::{ContainerOriginal, Former, ListEdit, Original};
-use crate::policy::{Constant, Policy, Scheduling};
+use crate::policy::{Constant, Scheduling};
 use crate::text::{PatchText, array, object, string};
 use crate::view::{ContainerView, EnvEntries, PodView};
 
 /// Collects the operations of one patch and the record that undoes them.
 pub(crate) struct PatchBuilder<'p, 'a> {
     pod: &'p PodView<'a>,
-    policy: &'p Policy,
+    dialect: &'p Dialect,
     patch: PatchText,
     record: Original<'p>,
     /// The record of an earlier rewrite of this same pod.
     former: Option<Original<'p>>,
+    /// What the annotation [`names::REVIEWED`] is to say.
+    reviewed: Option<&'static str>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -34,77 +36,105 @@ const VISIBLE: &str = names::NVIDIA_VISIBLE_DEVICES;
 const VOID: &str = "void";
 
 impl<'p, 'a> PatchBuilder<'p, 'a> {
-    pub(crate) fn new(pod: &'p PodView<'a>, policy: &'p Policy) -> Self {
-        // A pod that comes a second time (reinvocation) keeps the record of the first time. One that asks for whole
-        // cards again was copied from a rewritten pod: its record is about another pod.
-        let record = Original { policy: policy.reference_text.as_str().into(), ..Original::default() };
-        Self { pod, policy, patch: PatchText::default(), record, former: None, warnings: Vec::new() }
+    /// `policy` is the reference of the policy that converts; empty where nothing is converted.
+    pub(crate) fn new(pod: &'p PodView<'a>, dialect: &'p Dialect, policy: &'p str) -> Self {
+        let record = Original { policy: policy.into(), ..Original::default() };
+        let (patch, former, reviewed) = (PatchText::default(), None, None);
+        Self { pod, dialect, patch, record, former, reviewed, warnings: Vec::new() }
     }
 
-    /// Goes on from the record of an earlier rewrite of this same pod.
-    pub(crate) fn continue_from(&mut self, former: Original<'p>) {
-        self.former = Some(former);
+    /// Goes on from the record of an earlier rewrite of this same pod (reinvocation). True where that was a conversion. The
+    /// record on a pod that asks for whole cards only was copied from a rewritten pod: it is about another one.
+    pub(crate) fn continue_from_record(&mut self, shared: bool) -> bool {
+        let text = self.pod.metadata.annotation(names::ORIGINAL);
+        let former = text.and_then(|text| serde_json::from_str::<Original<'_>>(text).ok());
+        self.former = former.filter(|former| shared || !former.converts());
+        self.former.as_ref().is_some_and(Original::converts)
     }
 
-    /// Exchanges the resources of a container and takes away a choice of cards that would override the plugin's; or,
-    /// where `guard` says so, hides the cards from it.
-    pub(crate) fn container(
+    /// Exchanges the resources of a container and takes away a choice of cards that would override the plugin's. One that gets
+    /// nothing is guarded where `guarded` says so.
+    pub(crate) fn convert(
         &mut self,
         place: Place,
         container: &'p ContainerView<'a>,
         to: &Conversions<'p>,
-        guard: bool,
+        guarded: bool,
     ) {
         let index = place.index.to_string();
         let at = [place.list(), index.as_str()];
-        let env = ["spec", at[0], at[1], "env"];
         let mut record = ContainerOriginal::default();
         if let Some(resources) = &container.resources {
-            let mut exchange = |field, map| exchange(&mut self.patch, (at, field, map), to, self.policy);
+            let mut exchange = |field, map| exchange(&mut self.patch, (at, field, map), to, self.dialect);
             record.limits = exchange("limits", &resources.limits);
             record.requests = exchange("requests", &resources.requests);
         }
-        let name = container.name.as_str();
         if to.converts() {
-            let found = EnvEntries::of(container, VISIBLE).entries;
-            if !found.is_empty() {
-                self.warn(format!(
-                    "container {name}: {VISIBLE} was removed: the device plugin chooses the card"
-                ));
-            }
-            remove_entries(&mut self.patch, &env, &found);
-            record.env.removed = found;
-        } else if guard {
-            let found = EnvEntries::of(container, VISIBLE);
-            let value = |entry: &'_ Value| entry.get("value").and_then(Value::as_str).map(str::to_owned);
-            let hidden = |entry: &Value| matches!(value(entry).as_deref(), Some(VOID | "none" | ""));
-            if found.entries.is_empty() || !found.entries.iter().all(|(_, entry)| hidden(entry)) {
-                if !found.entries.is_empty() {
-                    self.warn(format!("container {name}: {VISIBLE} was set to void: it asks for no card"));
-                }
-                let entry = serde_json::json!({"name": VISIBLE, "value": VOID});
-                remove_entries(&mut self.patch, &env, &found.entries);
-                append(&mut self.patch, &env, found.has_list, &[&entry.to_string()]);
-                let added = vec![Cow::Owned(entry)];
-                record.env = ListEdit { created: !found.has_list, removed: found.entries, added };
-            }
+            record.env = self.show_plugins_choice(place, container);
+        } else if guarded {
+            record.env = self.guarded_env(place, container);
         }
+        self.keep(container, record);
+    }
+
+    /// Hides the cards from a container that asks for none; from one that asks it takes away a choice of its own.
+    pub(crate) fn guard(&mut self, place: Place, container: &'p ContainerView<'a>) {
+        let env = self.guarded_env(place, container);
+        self.keep(container, ContainerOriginal { env, ..ContainerOriginal::default() });
+    }
+
+    fn guarded_env(&mut self, place: Place, container: &ContainerView<'_>) -> ListEdit<'p> {
+        if claims(container) {
+            return ListEdit::default();
+        }
+        let gpus = || gpu_resources(container, self.dialect).iter().any(|resource| asks(container, resource));
+        if is_shared(container, self.dialect) || gpus() {
+            return self.show_plugins_choice(place, container);
+        }
+        let index = place.index.to_string();
+        let path = ["spec", place.list(), index.as_str(), "env"];
+        let (edit, warning) = hide_cards(&mut self.patch, &path, container);
+        self.warnings.extend(warning);
+        edit
+    }
+
+    /// Removes the variable that would override what the device plugin sets.
+    fn show_plugins_choice(&mut self, place: Place, container: &ContainerView<'_>) -> ListEdit<'p> {
+        let removed = EnvEntries::of(container, VISIBLE).entries;
+        if !removed.is_empty() {
+            self.warn(format!(
+                "container {}: {VISIBLE} was removed: the device plugin chooses the card",
+                container.name
+            ));
+        }
+        let index = place.index.to_string();
+        remove_entries(&mut self.patch, &["spec", place.list(), index.as_str(), "env"], &removed);
+        ListEdit { removed, ..ListEdit::default() }
+    }
+
+    fn keep(&mut self, container: &'p ContainerView<'a>, record: ContainerOriginal<'p>) {
         if !record.is_empty() {
-            self.record.containers.push(name, record);
+            self.record.containers.push(container.name.as_str(), record);
         }
     }
 
+    /// Says on the pod that it was reviewed, with this outcome.
+    pub(crate) fn mark_reviewed(&mut self, outcome: &'static str) {
+        self.reviewed = Some(outcome);
+    }
+
     /// Sends the pod to the scheduler and the nodes of shared pods.
-    pub(crate) fn schedule(&mut self) {
+    pub(crate) fn schedule(&mut self, scheduling: &'p Scheduling) {
         let Scheduling {
             scheduler_name,
+            replace_schedulers: _,
             runtime_class_name,
             selector_remove,
             selector_set,
             toleration_remove,
             toleration_add,
             gate_gangs,
-        } = &self.policy.scheduling;
+        } = scheduling;
         let spec = &self.pod.spec;
         if let Some(wanted) = scheduler_name {
             let former = spec.scheduler_name.as_ref().map(Text::as_str);
@@ -211,23 +241,34 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
 
     /// The patch, with the record written into the pod. Empty when nothing changed.
     pub(crate) fn finish(self) -> (PatchText, Vec<String>) {
-        let Self { pod, policy: _, mut patch, mut record, former, warnings } = self;
-        if patch.is_empty() {
+        let Self { pod, dialect: _, mut patch, mut record, former, reviewed, warnings } = self;
+        let created = pod.metadata.annotations.is_none();
+        let mut annotations = Vec::new();
+        let (text, policy);
+        if !patch.is_empty() {
+            record.annotations.created = created;
+            record = match former {
+                None => record,
+                Some(former) => former.followed_by(record),
+            };
+            (text, policy) = (record.to_json(), record.policy);
+            annotations.push((names::ORIGINAL, text.as_str()));
+            if !policy.is_empty() {
+                annotations.push((names::POLICY, policy.as_str()));
+            }
+        }
+        let known = pod.metadata.annotation(names::REVIEWED);
+        annotations
+            .extend(reviewed.filter(|value| known != Some(value)).map(|value| (names::REVIEWED, value)));
+        if annotations.is_empty() {
             return (patch, warnings);
         }
-        record.annotations.created = pod.metadata.annotations.is_none();
-        let created = record.annotations.created;
-        let record = match former {
-            None => record,
-            Some(former) => former.followed_by(record),
-        };
-        let (text, policy) = (record.to_json(), record.policy.as_str());
         if created {
-            let both = [(names::ORIGINAL, text.as_str()), (names::POLICY, policy)];
-            patch.add(&["metadata", "annotations"], |out| object(out, both.into_iter()));
+            patch.add(&["metadata", "annotations"], |out| object(out, annotations.into_iter()));
         } else {
-            patch.add(&["metadata", "annotations", names::ORIGINAL], |out| string(out, &text));
-            patch.add(&["metadata", "annotations", names::POLICY], |out| string(out, policy));
+            for (key, value) in annotations {
+                patch.add(&["metadata", "annotations", key], |out| string(out, value));
+            }
         }
         (patch, warnings)
     }
@@ -242,7 +283,7 @@ fn exchange<'p>(
     patch: &mut PatchText,
     (at, field, map): ([&str; 2], &str, &'p Map<'_, Amount<'_>, ExtendedResources>),
     to: &Conversions<'p>,
-    policy: &'p Policy,
+    dialect: &'p Dialect,
 ) -> Former<'p> {
     let path = |name| ["spec", at[0], at[1], "resources", field, name];
     let mut former = Former::default();
@@ -251,7 +292,6 @@ fn exchange<'p>(
         former.push(*name, Some(amount.clone()));
         patch.remove(&path(name));
     }
-    let dialect = &policy.conversion.dialect;
     let held = !former.is_empty();
     for (name, amount) in [(&dialect.cores, to.cores), (&dialect.memory, to.blocks)] {
         if held && amount > 0 {
@@ -260,6 +300,34 @@ fn exchange<'p>(
         }
     }
     former
+}
+
+/// Sets the variable so that the container sees no card; returns what changed, and a warning where a choice was replaced. It wins
+/// over `envFrom` and over what is in the image.
+pub(crate) fn hide_cards(
+    patch: &mut PatchText,
+    path: &[&str],
+    container: &ContainerView<'_>,
+) -> (ListEdit<'static>, Option<String>) {
+    let found = EnvEntries::of(container, VISIBLE);
+    let value = |entry: &'_ Value| entry.get("value").and_then(Value::as_str).map(str::to_owned);
+    let hidden = |entry: &Value| matches!(value(entry).as_deref(), Some(VOID | "none" | ""));
+    if !found.entries.is_empty() && found.entries.iter().all(|(_, entry)| hidden(entry)) {
+        return (ListEdit::default(), None);
+    }
+    let warning = (!found.entries.is_empty())
+        .then(|| format!("container {}: {VISIBLE} was set to void: it asks for no card", container.name));
+    let entry = serde_json::json!({"name": VISIBLE, "value": VOID});
+    remove_entries(patch, path, &found.entries);
+    append(patch, path, found.has_list, &[&entry.to_string()]);
+    let added = vec![Cow::Owned(entry)];
+    (ListEdit { created: !found.has_list, removed: found.entries, added }, warning)
+}
+
+/// Devices that come through dynamic resource allocation.
+fn claims(container: &ContainerView<'_>) -> bool {
+    let resources = container.resources.as_ref();
+    resources.and_then(|resources| resources.claims.as_ref()).is_some_and(|claims| !claims.is_empty())
 }
 
 /// Removes list entries, the last first so that no index moves.

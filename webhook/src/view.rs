@@ -1,12 +1,33 @@
 //! A pod as admission sees it: the common view, with the fields that patches edit as raw text.
 
 use gpu_migrate_model::view;
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// A pod, or the pod template of a workload.
 pub type PodView<'a> = view::PodView<'a, &'a RawValue>;
 pub type ContainerView<'a> = view::ContainerView<'a, &'a RawValue>;
+
+/// The ephemeral containers of a pod, as a review of `pods/ephemeralcontainers` has them.
+#[derive(Debug, Deserialize)]
+pub struct EphemeralView<'a> {
+    #[serde(borrow = "'a")]
+    spec: EphemeralSpec<'a>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EphemeralSpec<'a> {
+    #[serde(borrow = "'a")]
+    ephemeral_containers: Option<Vec<ContainerView<'a>>>,
+}
+
+impl<'a> EphemeralView<'a> {
+    pub(crate) fn containers(&self) -> impl Iterator<Item = &ContainerView<'a>> {
+        self.spec.ephemeral_containers.iter().flatten()
+    }
+}
 
 /// What a container's `env` says about one variable.
 #[derive(Clone, Debug, Default, PartialEq)]

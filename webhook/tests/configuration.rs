@@ -28,27 +28,48 @@ fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
         assert_eq!(selector["matchLabels"]["gpu-migrate.io/opt-in"], "true");
         let never = json!({"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["gpu", "kube-node-lease", "kube-system"]});
         assert_eq!(selector["matchExpressions"], json!([never]));
-        let opt_out = json!({"key": "gpu-migrate.io/opt-out", "operator": "NotIn", "values": ["true"]});
-        assert_eq!(webhook["objectSelector"]["matchExpressions"], json!([opt_out]));
         assert!(webhook["clientConfig"].get("caBundle").is_none(), "left to whoever injects it");
     }
+    let opt_out = json!({"key": "gpu-migrate.io/opt-out", "operator": "NotIn", "values": ["true"]});
+    assert_eq!(pods["objectSelector"]["matchExpressions"], json!([opt_out]));
+    assert_eq!(guard["objectSelector"], json!({}), "nobody opts out of the guard");
+    assert_eq!(pods["rules"].as_array().unwrap().len(), 1);
+    let ephemeral = &guard["rules"][1];
+    assert_eq!(
+        (&ephemeral["resources"], &ephemeral["operations"]),
+        (&json!(["pods/ephemeralcontainers"]), &json!(["UPDATE"]))
+    );
     assert!(pods["namespaceSelector"]["matchLabels"].get("gpu-migrate.io/void-guard").is_none());
     assert_eq!(guard["namespaceSelector"]["matchLabels"]["gpu-migrate.io/void-guard"], "true");
 }
 
 #[test]
-fn the_condition_is_the_one_that_was_tried_on_a_real_api_server() {
-    let seen = "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) && \
-        ((has(c.resources.limits) && ('nvidia.com/gpu' in c.resources.limits)) || (has(c.resources.requests) && ('nvidia.com/gpu' in c.resources.requests))))";
+fn the_conditions_have_the_form_that_was_tried_on_a_real_api_server() {
+    let form = |names: &[&str]| {
+        let asks = |list: &str| {
+            let each: Vec<_> = names.iter().map(|name| format!("'{name}' in c.resources.{list}")).collect();
+            format!("(has(c.resources.{list}) && ({}))", each.join(" || "))
+        };
+        format!(
+            "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) && ({} || {}))",
+            asks("limits"),
+            asks("requests"),
+        )
+    };
     let expression = |configuration: &Value, index: usize| {
         configuration["webhooks"][index]["matchConditions"][0]["expression"].as_str().unwrap().to_owned()
     };
     let plain = configured().mutating(None);
-    assert_eq!(expression(&plain, 0), seen);
-    assert_eq!(expression(&plain, 1), format!("!{seen}"), "whoever does not go to the one goes to the other");
+    let asks = form(&["nvidia.com/gpu", "tencent.com/vcuda-core", "tencent.com/vcuda-memory"]);
+    assert_eq!(expression(&plain, 0), asks, "a converted pod comes again");
+    let others = expression(&plain, 1);
+    assert!(others.contains(&format!("!{asks} || (has(object.metadata.labels) && ")), "{others}");
+    let [backstop, _] = configured().admission_policy(false);
+    let whole = backstop["spec"]["validations"][0]["expression"].as_str().unwrap();
+    assert!(whole.starts_with(&format!("!{} || ", form(&["nvidia.com/gpu"]))), "{whole}");
     let mapped = WebhookConfiguration { mapped: ["nvidia.com/mig-1g.5gb".to_owned()].into(), ..configured() };
     let expected =
-        "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits)";
+        "('nvidia.com/gpu' in c.resources.limits || 'nvidia.com/mig-1g.5gb' in c.resources.limits || ";
     assert!(expression(&mapped.mutating(None), 0).contains(expected));
 }
 

@@ -5,6 +5,9 @@
 mod common;
 
 use common::{Case, namespace, pod, policy};
+use gpu_migrate_webhook::obstacles::ClusterFacts;
+use gpu_migrate_webhook::plan::{Subject, rewrite_template};
+use gpu_migrate_webhook::policy::Policies;
 use gpu_migrate_webhook::restore::restore;
 use gpu_migrate_webhook::review::{Snapshot, answer};
 use proptest::prelude::*;
@@ -163,9 +166,12 @@ proptest! {
         let run = |pod: Value| Case::new(pod).policies(vec![policy("p", spec.clone())]).namespace(namespace(more)).run();
         let done = run(pod.clone());
         let cards: u32 = asks.iter().filter_map(|ask| ask.cards).sum();
-        prop_assert_eq!(done.outcome == "converted", cards > 0, "{}", done.outcome);
+        // The policy lists no other scheduler, and the annotations name no size of a gang.
+        let listed = pod["spec"]["schedulerName"] != "volcano"
+            && pod.pointer("/metadata/annotations/scheduling.k8s.io~1group-name").is_none();
+        prop_assert_eq!(done.outcome == "converted", cards > 0 && listed, "{}", done.outcome);
 
-        if cards > 0 {
+        if cards > 0 && listed {
             let text = done.pod["spec"].to_string();
             prop_assert!(!text.contains("\"nvidia.com/gpu\":"), "{}", text);
             let all = ["initContainers", "containers"].map(|list| done.pod["spec"][list].as_array().cloned());
@@ -199,7 +205,10 @@ proptest! {
         match way {
             0 => labels["gpu-migrate.io/opt-in"] = json!("false"),
             1 => labels = json!({"gpu-migrate.io/project": "p"}),
-            _ => pod["metadata"]["labels"] = json!({"gpu-migrate.io/opt-out": "true"}),
+            _ => {
+                labels = namespace(&[]);
+                pod["metadata"]["labels"] = json!({"gpu-migrate.io/opt-out": "true"});
+            }
         }
         let case = Case::new(pod.clone()).policies(vec![policy("p", spec.clone())]).namespace(labels.clone());
         prop_assert!(case.run().untouched());
@@ -211,8 +220,58 @@ proptest! {
         });
         let (policies, _) = gpu_migrate_webhook::policy::Policies::compile(&[policy("p", spec)], &Default::default());
         let labels = std::sync::Arc::new(serde_json::from_value(labels).unwrap());
-        let snapshot = Snapshot { policies, namespaces: [("team-a".to_owned(), labels)].into() };
+        let namespaces = [("team-a".to_owned(), labels)].into();
+        let snapshot = Snapshot { policies, namespaces, ..Snapshot::default() };
         let answer: Value = serde_json::from_slice(&answer(review.to_string().as_bytes(), &snapshot).unwrap().body).unwrap();
         prop_assert_eq!(&answer["response"], &json!({"uid": "u", "allowed": true}));
+    }
+
+    /// A percentage covers workloads: whatever revision, run or repeated review, at every namespace-kind-name the decision is one,
+    /// it is what `plan` says of the manifest, and a larger percentage only adds.
+    #[test]
+    fn a_percentage_is_of_workloads(
+        name in "[a-z]{1,6}(-[a-z0-9]{1,4}){0,2}", kind in 0_usize..6, percents in (1_u32..100, 1_u32..100),
+        revisions in prop::collection::vec(("[bcdf0-9]{8,10}", 28_000_000_u32..31_000_000, any::<u64>()), 2..5),
+    ) {
+        let (low, high) = (percents.0.min(percents.1), percents.0.max(percents.1));
+        let spec = || json!({"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]});
+        let owned = |kind: &str, owner: String, uid: u64, labels: Value| json!({
+            "metadata": {"generateName": format!("{owner}-"), "labels": labels, "ownerReferences": [
+                {"kind": kind, "name": owner, "uid": uid.to_string(), "controller": true}]},
+            "spec": spec(),
+        });
+        // What the controllers of Kubernetes make of an object of this name.
+        let (controller, pods): (_, Vec<Value>) = match kind {
+            0 | 1 => ("Deployment", revisions.iter().map(|(hash, _, uid)| {
+                owned("ReplicaSet", format!("{name}-{hash}"), *uid, json!({"pod-template-hash": hash, "app": name}))
+            }).collect()),
+            2 => ("CronJob", revisions.iter().map(|(_, minute, uid)| {
+                owned("Job", format!("{name}-{minute}"), *uid, json!({"job-name": name}))
+            }).collect()),
+            3 => ("StatefulSet", revisions.iter().map(|(_, _, uid)| {
+                owned("StatefulSet", name.clone(), *uid, json!({"controller-revision-hash": uid.to_string()}))
+            }).collect()),
+            4 => ("Pod", vec![json!({"metadata": {"name": name}, "spec": spec()}); 2]),
+            _ => ("Pod", revisions.iter().map(|(hash, ..)| {
+                json!({"metadata": {"generateName": format!("{name}-"), "name": format!("{name}-{hash}")}, "spec": spec()})
+            }).collect()),
+        };
+        let decided = |template: &Value, controller: Option<(&str, &str)>, percent: u32| {
+            let (policies, _) = Policies::compile(
+                &[policy("p", json!({"rollout": {"percent": percent}}))], &Default::default());
+            let labels = serde_json::from_value(namespace(&[])).unwrap();
+            let cluster = ClusterFacts::default();
+            let subject = Subject { namespace: "team-a", namespace_labels: Some(&labels), controller, cluster: &cluster };
+            rewrite_template(template, &subject, &policies).unwrap().outcome.as_str() == "converted"
+        };
+        let planned = |percent| match controller {
+            "Pod" => decided(&pods[0], None, percent),
+            kind => decided(&json!({"metadata": {"labels": {"app": name}}, "spec": spec()}), Some((kind, &name)), percent),
+        };
+        for percent in [low, high] {
+            let all: Vec<bool> = pods.iter().map(|pod| decided(pod, None, percent)).collect();
+            prop_assert!(all.iter().all(|converted| *converted == planned(percent)), "{controller} {name}: {all:?}");
+        }
+        prop_assert!(!planned(low) || planned(high), "{controller} {name}: {low} % has it, {high} % has not");
     }
 }

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Case, namespace, pod, policy};
+use gpu_migrate_webhook::obstacles::ClusterFacts;
 use serde_json::{Value, json};
 
 fn gpu(count: &str) -> Value {
@@ -93,17 +94,7 @@ fn who_is_left_alone() {
             Case::new(with("/metadata/annotations/kubernetes.io~1config.mirror", json!("x"))),
             "mirror",
         ),
-        (
-            "static",
-            Case::new(with("/metadata/annotations/kubernetes.io~1config.source", json!("file"))),
-            "mirror",
-        ),
         ("no project", Case::new(whole()).namespace(json!({"gpu-migrate.io/opt-in": "true"})), "no_project"),
-        (
-            "another project",
-            Case::new(with("/metadata/labels/gpu-migrate.io~1project", json!("q"))),
-            "no_policy",
-        ),
         ("no policy at all", Case::new(whole()).policies(vec![]), "no_policy"),
         ("off", Case::new(whole()).policies(vec![policy("p", json!({"mode": "Off"}))]), "off"),
         (
@@ -287,7 +278,7 @@ fn scheduling_is_edited_and_nothing_else() {
     let scheduling = json!({
         "nodeSelector": {"remove": ["gpu-type"], "set": {"pool": "shared"}},
         "tolerations": {"removeKeys": ["nvidia.com/gpu"], "add": [shared]},
-        "runtimeClassName": "nvidia",
+        "runtimeClassName": "nvidia", "replaceSchedulers": ["own"],
     });
     let run = |mut spec: Value| {
         spec["containers"] = json!([container("main", gpu("1"))]);
@@ -305,10 +296,10 @@ fn scheduling_is_edited_and_nothing_else() {
     assert_eq!(spec["tolerations"], json!([toleration("own"), shared]));
     assert_eq!(done.warnings.len(), 1, "only the summary: {:?}", done.warnings);
 
-    let done = run(json!({"tolerations": [shared], "schedulerName": "volcano"}));
+    let done = run(json!({"tolerations": [shared], "schedulerName": "own"}));
     assert_eq!(done.pod["spec"]["tolerations"], json!([shared]), "no duplicate");
     assert!(
-        done.warnings.iter().any(|w| w.contains("schedulerName volcano was replaced")),
+        done.warnings.iter().any(|w| w.contains("schedulerName own was replaced")),
         "{:?}",
         done.warnings
     );
@@ -321,7 +312,8 @@ fn scheduling_is_edited_and_nothing_else() {
 #[test]
 fn gang_members_get_a_gate_where_the_policy_says_so() {
     let mut member = pod(json!({"containers": [container("main", gpu("1"))]}));
-    member["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": "g"});
+    member["metadata"]["annotations"] =
+        json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "2"});
     let gated = || vec![policy("p", json!({"scheduling": {"gangGate": true}}))];
     let done = Case::new(member.clone()).policies(gated()).run();
     assert_eq!(done.pod["spec"]["schedulingGates"], json!([{"name": "gpu-migrate.io/gang"}]));
@@ -330,34 +322,149 @@ fn gang_members_get_a_gate_where_the_policy_says_so() {
 }
 
 #[test]
-fn the_rollout_is_stable_and_only_grows() {
-    let owned = |uid: &str| {
-        let mut pod = pod(json!({"containers": [container("main", gpu("1"))]}));
-        pod["metadata"]["ownerReferences"] =
-            json!([{"kind": "ReplicaSet", "name": "r", "uid": uid, "controller": true}]);
+fn a_wave_reaches_pods_by_their_label() {
+    let mut labelled = pod(json!({"containers": [container("main", gpu("1"))]}));
+    labelled["metadata"]["labels"] = json!({"gpu-migrate.io/convert": "true"});
+    let waves = || vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))];
+    assert_eq!(Case::new(labelled).policies(waves()).run().outcome, "converted");
+    assert_eq!(Case::one(gpu("1")).policies(waves()).run().outcome, "not_in_rollout");
+    let audit = vec![policy("p", json!({"mode": "Audit", "rollout": {"waves": [{"percent": 50}]}}))];
+    let done = Case::one(gpu("1")).policies(audit).run();
+    assert_eq!((done.outcome.as_str(), done.untouched()), ("audited", true), "an audit waits for no wave");
+}
+
+#[test]
+fn an_owner_can_fix_the_project_of_a_namespace() {
+    let policies = || vec![policy("p", json!({})), policy("q", json!({"mode": "Off"}))];
+    let mut labelled = pod(json!({"containers": [container("main", gpu("1"))]}));
+    labelled["metadata"]["labels"] = json!({"gpu-migrate.io/project": "q"});
+    assert_eq!(Case::new(labelled.clone()).policies(policies()).run().outcome, "off");
+    for (value, expected) in [("true", "converted"), ("false", "off")] {
+        let fixed = namespace(&[("gpu-migrate.io/fixed-project", value)]);
+        let done = Case::new(labelled.clone()).policies(policies()).namespace(fixed).run();
+        assert_eq!(done.outcome, expected);
+    }
+}
+
+#[test]
+fn a_project_that_no_policy_knows_is_reported() {
+    let labelled = |resources: Value| {
+        let mut pod = pod(json!({"containers": [container("main", resources)]}));
+        pod["metadata"]["labels"] = json!({"gpu-migrate.io/project": "mistyped"});
         pod
     };
-    let at = |percent: u32, unit: &str, pod: Value, request: &str| {
-        let rollout = json!({"percent": percent, "unit": unit});
-        Case::new(pod).policies(vec![policy("p", json!({"rollout": rollout}))]).request(request).run().outcome
-    };
-    for index in 0..40 {
-        let uid = format!("owner-{index}");
-        let alike: Vec<_> = ["a", "b", "c"].map(|request| at(50, "Workload", owned(&uid), request)).into();
-        assert!(alike.iter().all(|outcome| outcome == &alike[0]), "pods of one workload decide alike");
-        if alike[0] == "converted" {
-            assert_eq!(at(80, "Workload", owned(&uid), "a"), "converted", "raising the percentage only adds");
-        }
-    }
-    let pods: Vec<_> = (0..40).map(|i| at(50, "Pod", owned("same"), &format!("request-{i}"))).collect();
-    assert!(
-        pods.contains(&"converted".to_owned()) && pods.contains(&"not_in_rollout".to_owned()),
-        "{pods:?}"
+    let done = Case::new(labelled(gpu("1"))).run();
+    assert_eq!((done.outcome.as_str(), done.untouched()), ("unknown_project", true));
+    assert_eq!(
+        done.warnings,
+        ["gpu-migrate: left alone: no policy is for project mistyped (label gpu-migrate.io/project)"]
     );
-    let mut labelled = owned("x");
-    labelled["metadata"]["labels"] = json!({"gpu-migrate.io/convert": "true"});
-    let waves = vec![policy("p", json!({"rollout": {"waves": [{"percent": 50}]}}))];
-    assert_eq!(Case::new(labelled).policies(waves).run().outcome, "converted");
+    let done = Case::new(labelled(json!({}))).run();
+    assert!(done.warnings.is_empty(), "it asks for no card: {:?}", done.warnings);
+    let migrated_later = Case::one(gpu("1")).policies(vec![]).run();
+    assert_eq!((migrated_later.outcome.as_str(), migrated_later.warnings.len()), ("no_policy", 0));
+}
+
+/// What would wait for ever, be refused or see cards of others stays as it was written, and says why.
+#[test]
+fn what_the_cluster_cannot_take_is_not_converted() {
+    let cluster = || ClusterFacts {
+        largest_card_mib: Some(81_920),
+        runtime_classes: Some([("nvidia".into(), false), ("kata".into(), true)].into()),
+    };
+    let quarter = json!({"convert": {"coresPerCard": 25, "blocksPerCard": 160}});
+    let class = |name: &str| json!({"scheduling": {"runtimeClassName": name}});
+    let with = |path: &str, value: Value| {
+        let mut pod = pod(json!({"containers": [container("main", gpu("1"))]}));
+        common::set(&mut pod, path, value);
+        pod
+    };
+    let cards = |count: &str| pod(json!({"containers": [container("main", gpu(count))]}));
+    let beside = |resource: &str| {
+        let limits = json!({"nvidia.com/gpu": "1", resource: "3000"});
+        pod(json!({"containers": [container("main", json!({"limits": limits}))]}))
+    };
+    let gang = "/metadata/annotations/scheduling.k8s.io~1group-name";
+    for (name, pod, spec, expected) in [
+        ("one card at 25 cores", cards("1"), quarter.clone(), None),
+        (
+            "640 blocks on a card",
+            cards("2"),
+            quarter,
+            Some("640 blocks on a card are 163840 MiB; the largest card has 81920"),
+        ),
+        ("exactly a card", cards("1"), json!({"convert": {"blocksPerCard": 320}}), None),
+        (
+            "a block more",
+            cards("1"),
+            json!({"convert": {"blocksPerCard": 321}}),
+            Some("the largest card has 81920"),
+        ),
+        (
+            "Volcano",
+            with("/spec/schedulerName", json!("volcano")),
+            json!({}),
+            Some("schedulerName volcano: not in spec.scheduling.replaceSchedulers of policy p"),
+        ),
+        (
+            "a scheduler that is listed",
+            with("/spec/schedulerName", json!("volcano")),
+            json!({"scheduling": {"replaceSchedulers": ["volcano"]}}),
+            None,
+        ),
+        ("our scheduler", with("/spec/schedulerName", json!("gpu-migrate-scheduler")), json!({}), None),
+        (
+            "a gang of unknown size",
+            with(gang, json!("g")),
+            json!({}),
+            Some("gang g: annotation scheduling.k8s.io/group-pod-num is not a number"),
+        ),
+        (
+            "HAMi's memory",
+            beside("nvidia.com/gpumem"),
+            json!({}),
+            Some("container main: nvidia.com/gpumem is a request to HAMi"),
+        ),
+        (
+            "HAMi's cores",
+            beside("nvidia.com/gpucores"),
+            json!({}),
+            Some("nvidia.com/gpucores is a request to HAMi"),
+        ),
+        ("a network device", beside("nvidia.com/hostdev"), json!({}), None),
+        ("a RuntimeClass without overhead", cards("1"), class("nvidia"), None),
+        ("one with overhead", cards("1"), class("kata"), Some("RuntimeClass kata has an overhead")),
+        (
+            "one that is not there",
+            cards("1"),
+            class("nvidai"),
+            Some("RuntimeClass nvidai, which does not exist"),
+        ),
+        (
+            "its own with overhead",
+            with("/spec/runtimeClassName", json!("kata")),
+            class("nvidia"),
+            Some("RuntimeClass kata has an overhead"),
+        ),
+        ("the same with overhead", with("/spec/runtimeClassName", json!("kata")), class("kata"), None),
+    ] {
+        let done = Case::new(pod.clone()).policies(vec![policy("p", spec.clone())]).cluster(cluster()).run();
+        match expected {
+            None => assert_eq!(done.outcome, "converted", "{name}: {:?}", done.warnings),
+            Some(why) => {
+                assert_eq!((done.outcome.as_str(), done.untouched()), ("unconvertible", true), "{name}");
+                assert!(
+                    done.warnings[0].contains(why) && !done.warnings[0].ends_with('…'),
+                    "{name}: {:?}",
+                    done.warnings
+                );
+            }
+        }
+        let unknown = Case::new(pod).policies(vec![policy("p", spec)]).run();
+        let by_the_pod =
+            expected.is_some_and(|why| !why.contains("card has") && !why.contains("RuntimeClass"));
+        assert_eq!(unknown.outcome == "unconvertible", by_the_pod, "{name}: what is not known stops nothing");
+    }
 }
 
 #[test]
@@ -451,6 +558,169 @@ fn guarded_namespaces_hide_the_cards_from_who_asks_for_none() {
     assert!(Case::new(pod(spec)).run().untouched());
 }
 
+/// Whatever else is decided: nothing that is written into a pod keeps the guard from it.
+#[test]
+fn the_guard_cannot_be_talked_away() {
+    let void = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]);
+    let waves = json!({"rollout": {"waves": [{"percent": 50}]}});
+    let both = || {
+        vec![policy("p", json!({})), {
+            let mut twin = policy("twin", json!({}));
+            twin.spec.project = "p".into();
+            twin
+        }]
+    };
+    let set = |path: &'static str, value: Value| move |pod: &mut Value| common::set(pod, path, value.clone());
+    type Edit = Box<dyn Fn(&mut Value)>;
+    let nothing: fn() -> Edit = || Box::new(|_| ());
+    let cases: Vec<(&str, Edit, Vec<_>)> = vec![
+        ("bound", Box::new(set("/spec/nodeName", json!("n"))), vec![policy("p", json!({}))]),
+        (
+            "static",
+            Box::new(set("/metadata/annotations/kubernetes.io~1config.source", json!("file"))),
+            vec![policy("p", json!({}))],
+        ),
+        (
+            "opted out",
+            Box::new(set("/metadata/labels/gpu-migrate.io~1opt-out", json!("true"))),
+            vec![policy("p", json!({}))],
+        ),
+        (
+            "unknown project",
+            Box::new(set("/metadata/labels/gpu-migrate.io~1project", json!("x"))),
+            vec![policy("p", json!({}))],
+        ),
+        (
+            "another scheduler",
+            Box::new(set("/spec/schedulerName", json!("volcano"))),
+            vec![policy("p", json!({}))],
+        ),
+        ("no policy", nothing(), vec![]),
+        ("off", nothing(), vec![policy("p", json!({"mode": "Off"}))]),
+        ("audit", nothing(), vec![policy("p", json!({"mode": "Audit"}))]),
+        ("not in a wave", nothing(), vec![policy("p", waves)]),
+        ("conflict", nothing(), both()),
+        ("enforced", nothing(), vec![policy("p", json!({}))]),
+    ];
+    for (name, edit, policies) in cases {
+        for resources in [json!({}), gpu("1"), shares("50", "21")] {
+            let mut guarded =
+                pod(json!({"containers": [container("main", resources), container("plain", json!({}))]}));
+            edit(&mut guarded);
+            let done = Case::new(guarded.clone()).policies(policies.clone()).guarded().run();
+            assert_eq!(done.pod["spec"]["containers"][1]["env"], void, "{name}: {}", done.outcome);
+            let again = Case::new(done.pod.clone()).policies(policies.clone()).guarded().run();
+            assert!(again.untouched(), "{name}: {:?}", again.patch);
+            let mut back = done.pod;
+            assert!(gpu_migrate_webhook::restore::restore(&mut back).unwrap());
+            assert_eq!(back, guarded, "{name}");
+        }
+    }
+    let mut mirror = pod(json!({"containers": [container("plain", json!({}))]}));
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    assert!(Case::new(mirror).guarded().run().untouched(), "the kubelet runs its static pod, not this");
+}
+
+#[test]
+fn guarded_containers_that_ask_for_cards_do_not_choose_them() {
+    let choice = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+    let mut legacy = container("main", gpu("1"));
+    legacy["env"] = choice.clone();
+    let off = || vec![policy("p", json!({"mode": "Off"}))];
+    let done = Case::new(pod(json!({"containers": [legacy.clone()]}))).policies(off()).guarded().run();
+    assert_eq!((done.outcome.as_str(), &done.pod["spec"]["containers"][0]["env"]), ("guarded", &json!([])));
+    assert!(Case::new(pod(json!({"containers": [legacy]}))).policies(off()).run().untouched());
+}
+
+/// The environment of a ConfigMap comes after the device plugin's.
+#[test]
+fn an_environment_from_outside_does_not_choose_the_cards() {
+    let with = |resources: Value, from: Value| {
+        let mut main = container("main", resources);
+        main["envFrom"] = from;
+        pod(json!({"containers": [main]}))
+    };
+    let all = || json!([{"configMapRef": {"name": "a"}, "prefix": "APP_"}, {"secretRef": {"name": "b"}}]);
+    let done = Case::new(with(json!({}), all())).guarded().run();
+    assert_eq!(done.pod["spec"]["containers"][0]["env"][0]["value"], "void", "what is written in env wins");
+    for (from, converts) in [
+        (all(), false),
+        (json!([{"configMapRef": {"name": "a"}, "prefix": "NVIDIA_"}]), false),
+        (json!([{"configMapRef": {"name": "a"}, "prefix": "APP_"}]), true),
+        (json!([]), true),
+    ] {
+        let done = Case::new(with(gpu("1"), from.clone())).guarded().run();
+        assert_eq!(done.outcome == "converted", converts, "{from}: {:?}", done.warnings);
+        assert!(
+            converts || done.warnings[0].contains("envFrom could set NVIDIA_VISIBLE_DEVICES"),
+            "{:?}",
+            done.warnings
+        );
+        assert_eq!(Case::new(with(gpu("1"), from)).run().outcome, "converted", "only where it is a boundary");
+    }
+}
+
+#[test]
+fn what_keeps_its_cards_is_marked_where_the_backstop_asks_for_it() {
+    let mark = |case: Case| {
+        let done = case.marked().run();
+        let mark = done.pod["metadata"]["annotations"]["gpu-migrate.io/reviewed"].as_str().map(str::to_owned);
+        let again = Case::new(done.pod.clone()).policies(done.policies).marked().run();
+        assert!(again.untouched(), "{:?}", again.patch);
+        (done.outcome, mark)
+    };
+    let in_mode = |spec: Value| Case::one(gpu("1")).policies(vec![policy("p", spec)]);
+    for (case, expected) in [
+        (in_mode(json!({})), ("converted", None)),
+        (in_mode(json!({"mode": "Off"})), ("off", Some("off"))),
+        (in_mode(json!({"mode": "Audit"})), ("audited", Some("audited"))),
+        (in_mode(json!({"rollout": {"direction": "Rollback"}})), ("not_in_rollout", Some("not_in_rollout"))),
+        (
+            in_mode(json!({"rollout": {"waves": [{"percent": 50}]}})),
+            ("not_in_rollout", Some("not_in_rollout")),
+        ),
+        (Case::one(gpu("1.5")), ("unconvertible", Some("unconvertible"))),
+        (Case::one(gpu("1")).policies(vec![]), ("no_policy", Some("no_policy"))),
+        (Case::one(json!({})), ("no_gpu", None)),
+    ] {
+        let (outcome, mark) = mark(case);
+        assert_eq!((outcome.as_str(), mark.as_deref()), expected);
+    }
+    let done = Case::one(gpu("1")).policies(vec![policy("p", json!({"mode": "Off"}))]).run();
+    assert!(done.untouched(), "nothing without --mark-reviewed");
+}
+
+/// Another webhook may run after ours; only our scheduler can place the pod.
+#[test]
+fn a_second_run_repairs_where_the_pod_is_scheduled() {
+    let policies = || {
+        let tolerations =
+            json!({"removeKeys": ["nvidia.com/gpu"], "add": [{"key": "pool", "operator": "Exists"}]});
+        let selector = json!({"remove": ["gpu-type"], "set": {"pool": "shared"}});
+        vec![policy("p", json!({"scheduling": {"nodeSelector": selector, "tolerations": tolerations}}))]
+    };
+    let written = pod(json!({
+        "schedulerName": "default-scheduler", "nodeSelector": {"gpu-type": "a100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "containers": [container("main", gpu("1"))],
+    }));
+    let first = Case::new(written.clone()).policies(policies()).run();
+    let mut meddled = first.pod.clone();
+    meddled["spec"]["schedulerName"] = json!("volcano");
+    meddled["spec"]["nodeSelector"] = json!({"pool": "legacy"});
+    meddled["spec"]["tolerations"] = json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]);
+    let second = Case::new(meddled).policies(policies()).run();
+    assert_eq!(second.pod["spec"], first.pod["spec"]);
+    let mut back = second.pod;
+    assert!(gpu_migrate_webhook::restore::restore(&mut back).unwrap());
+    assert_eq!(back, written);
+    let mut native =
+        pod(json!({"schedulerName": "volcano", "containers": [container("main", shares("50", "21"))]}));
+    assert!(Case::new(native.clone()).policies(policies()).run().untouched(), "not one of ours");
+    native["spec"]["schedulerName"] = json!("default-scheduler");
+    assert!(Case::new(native).policies(policies()).run().untouched());
+}
+
 #[test]
 fn audit_says_what_it_would_do_and_changes_nothing() {
     let audit = |more: Value| {
@@ -538,8 +808,8 @@ fn a_second_run_and_the_way_back() {
             container("none", gpu("0")), container("plain", json!({})),
         ],
     }));
-    everything["metadata"]["annotations"] =
-        json!({"scheduling.k8s.io/group-name": "g", "tencent.com/predicate-node": "n"});
+    everything["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "2",
+            "tencent.com/predicate-node": "n"});
     let policies = || {
         vec![policy(
             "p",

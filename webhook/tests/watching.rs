@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::{StreamExt, stream};
 use gpu_migrate_webhook::metrics::Metrics;
+use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::policy::{Mode, Settings};
 use gpu_migrate_webhook::source::Store;
 use gpu_migrate_webhook::source::cluster::ClusterSource;
@@ -19,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 const MIGRATIONS: &str = "/apis/gpu-migrate.io/v1alpha1/gpumigrations";
 const NAMESPACES: &str = "/api/v1/namespaces";
+const SHADOWS: &str = "/apis/gpu-migrate.io/v1alpha1/gpushadows";
+const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 
 type Answer = Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
@@ -68,6 +71,22 @@ impl Api {
                 let labels = json!({"gpu-migrate.io/opt-in": "true", "other": "not kept"});
                 let item = json!({"metadata": {"name": "team-a", "uid": "n", "labels": labels}});
                 list("PartialObjectMetadataList", "meta.k8s.io/v1", json!([item]))
+            }
+            SHADOWS => {
+                let card =
+                    |memory: u32| json!({"uuid": format!("GPU-{memory}"), "minor": 0, "memoryMiB": memory});
+                let shadow = |name: &str, memory: u32| {
+                    json!({"metadata": {"name": name, "uid": name}, "spec": {},
+                    "status": {"total": 1, "cards": [card(memory)]}})
+                };
+                let items = json!([shadow("n1", 15_360), shadow("n2", 81_920)]);
+                list("GPUShadowList", "gpu-migrate.io/v1alpha1", items)
+            }
+            RUNTIME_CLASSES => {
+                let overhead = json!({"podFixed": {"memory": "120Mi"}});
+                let items = json!([{"metadata": {"name": "kata"}, "handler": "kata", "overhead": overhead},
+                    {"metadata": {"name": "nvidia"}, "handler": "nvidia"}]);
+                list("RuntimeClassList", "node.k8s.io/v1", items)
             }
             other => panic!("{} {other}", parts.method),
         };
@@ -136,6 +155,12 @@ async fn policies_are_followed_and_judged_in_their_status() {
     assert_eq!((metrics.policies.get(), metrics.invalid_policies.get()), (3, 1));
     let labels = store.snapshot().load().namespaces["team-a"].clone();
     assert_eq!(labels.len(), 1, "only the labels that decide: {labels:?}");
+
+    let cluster = ClusterFacts {
+        largest_card_mib: Some(81_920),
+        runtime_classes: Some([("kata".to_owned(), true), ("nvidia".to_owned(), false)].into()),
+    };
+    eventually("what the cluster has", || *store.snapshot().load().cluster == cluster).await;
 
     let said =
         |name: &str, reason: &str| api.condition(name).is_some_and(|condition| condition["reason"] == reason);

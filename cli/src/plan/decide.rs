@@ -5,10 +5,11 @@ use super::waves::{WaveOf, waves};
 use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
 use crate::manifest::{Manifest, Origin, Source};
 use gpu_migrate_model::ask::{Demand, PodAsk};
-use gpu_migrate_model::crd::{GPUMigration, read_strict};
+use gpu_migrate_model::crd::{GPUMigration, GPUShadow, read_strict};
 use gpu_migrate_model::names::{self, Dialect, GROUP};
 use gpu_migrate_model::units::Cores;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
+use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{PlanError, Rewrite, Subject, rewrite_template};
 use gpu_migrate_webhook::policy::{Policies, Settings};
 use json_patch::{AddOperation, Patch, PatchOperation};
@@ -46,6 +47,8 @@ pub struct Rules {
     /// How many policies can be used.
     pub policy_count: usize,
     pub namespaces: Namespaces,
+    /// By the GPUShadows among the manifests.
+    pub(super) cluster: ClusterFacts,
 }
 
 impl Rules {
@@ -53,6 +56,7 @@ impl Rules {
     #[must_use]
     pub fn take_from(manifests: &mut Vec<Manifest>) -> (Self, Vec<PolicyProblem>) {
         let (mut migrations, mut namespaces, mut problems) = (Vec::new(), Namespaces::new(), Vec::new());
+        let mut cluster = ClusterFacts::default();
         manifests.retain(|manifest| {
             let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
             match (group, manifest.kind.as_str()) {
@@ -60,6 +64,12 @@ impl Rules {
                     Ok(migration) => migrations.push((migration, manifest.origin.clone())),
                     Err(problem) => problems.push(problem),
                 },
+                (GROUP, "GPUShadow") => {
+                    let shadow = serde_json::from_value::<GPUShadow>(manifest.value.clone()).ok();
+                    let cards = shadow.and_then(|shadow| shadow.status).unwrap_or_default().cards;
+                    let memory = cards.iter().map(|card| card.card.memory_mib);
+                    cluster.largest_card_mib = memory.chain(cluster.largest_card_mib).max();
+                }
                 ("", "Namespace") => match read_labels(manifest) {
                     Ok(labels) => drop(namespaces.insert(manifest.name.clone(), labels)),
                     Err(problem) => problems.push(problem),
@@ -76,7 +86,7 @@ impl Rules {
                 .into_iter()
                 .map(|r| PolicyProblem::Rejected { name: r.name, reason: r.reason.to_string() }),
         );
-        (Self { policies, migrations, policy_count, namespaces }, problems)
+        (Self { policies, migrations, policy_count, namespaces, cluster }, problems)
     }
 }
 
@@ -174,8 +184,9 @@ fn decide_one(
         template.insert("metadata".to_owned(), json!({}));
     }
     let namespace = manifest.namespace.as_deref().unwrap_or(default_namespace);
-    let key = format!("{namespace}/{}/{}", manifest.kind, manifest.name);
-    let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
+    let controller = (manifest.kind != "Pod").then_some((manifest.kind.as_str(), manifest.name.as_str()));
+    let namespace_labels = rules.namespaces.get(namespace);
+    let subject = Subject { namespace, namespace_labels, controller, cluster: &rules.cluster };
     let known = if rules.namespaces.contains_key(namespace) { Ok(()) } else { Err(namespace) };
     let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
     let turn = waves.get(&format!("{}/{namespace}/{}", manifest.kind, manifest.name)).copied();
@@ -261,6 +272,7 @@ pub(super) fn reason(skip: Skip) -> &'static str {
         Skip::NoProject => {
             "it belongs to no project (label gpu-migrate.io/project on the pod or its namespace)"
         }
+        Skip::UnknownProject => "there is no policy for the project that its label names",
         Skip::NoPolicy => "its project has no policy",
         Skip::Off => "its policy is off (spec.mode: Off)",
         Skip::NoGpu => "it requests no card",

@@ -77,8 +77,9 @@ fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules:
     if normalize(&mut template, "") {
         template["metadata"] = json!({});
     }
-    let key = format!("{namespace}/{}/{}", manifest.kind, manifest.name);
-    let subject = Subject { namespace, namespace_labels: rules.namespaces.get(namespace), rollout_key: &key };
+    let controller = Some((manifest.kind.as_str(), manifest.name.as_str()));
+    let namespace_labels = rules.namespaces.get(namespace);
+    let subject = Subject { namespace, namespace_labels, controller, cluster: &rules.cluster };
     let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
     let before = demand(&template, "").map_or_else(|| "?".to_owned(), described);
     let found = match rewrite(&template) {

@@ -194,6 +194,10 @@ pub struct ResourceMapping {
 pub struct Scheduling {
     /// The scheduler that asks our extender.
     pub scheduler_name: String,
+    /// Schedulers whose pods are converted, besides `default-scheduler` and `schedulerName`. A pod of another scheduler
+    /// cannot be converted: that one places it by rules of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replace_schedulers: Vec<String>,
     /// Changes of the node selector.
     pub node_selector: NodeSelectorEdit,
     /// Changes of the tolerations.
@@ -210,6 +214,7 @@ impl Default for Scheduling {
     fn default() -> Self {
         Self {
             scheduler_name: names::SCHEDULER.into(),
+            replace_schedulers: Vec::new(),
             node_selector: NodeSelectorEdit::default(),
             tolerations: TolerationsEdit::default(),
             runtime_class_name: None,
@@ -250,7 +255,8 @@ pub struct TolerationsEdit {
     "message": "percent must be from 0 to 100",
 }]))]
 pub struct Rollout {
-    /// How many of the workloads or pods, by a stable hash: raising it only ever adds. Not used where waves are given.
+    /// How many of the workloads, by a hash of namespace, kind and name: raising it only ever adds. Not used where waves are
+    /// given.
     pub percent: u32,
     /// What percent counts.
     pub unit: RolloutUnit,
@@ -290,10 +296,11 @@ impl Default for Rollout {
 /// What a percentage counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutUnit {
-    /// Controllers, by their UID: all pods of one decide alike.
+    /// Top owners such as Deployments and CronJobs: all their pods decide alike, in every revision and run. Pods without a
+    /// controller count by their name or `generateName`.
     #[default]
     Workload,
-    /// Pods, by the UID of the admission request.
+    /// As Workload: pods of one controller have no names yet when they are admitted.
     Pod,
 }
 

@@ -146,6 +146,8 @@ pub struct ContainerView<'a, R = IgnoredAny> {
     pub resources: Option<ResourcesView<'a>>,
     /// Parsed only where it may set a variable that matters.
     pub env: Option<R>,
+    /// Likewise.
+    pub env_from: Option<R>,
 }
 
 /// Limits and requests of a container: the extended resources only.
@@ -342,7 +344,7 @@ into_owned!(SpecView {
 });
 into_owned!(GateView { name });
 into_owned!(StatusView { phase, reason });
-into_owned!(ContainerView { name, restart_policy, resources, env });
+into_owned!(ContainerView { name, restart_policy, resources, env, env_from });
 into_owned!(ResourcesView { limits, requests, claims });
 
 #[cfg(test)]

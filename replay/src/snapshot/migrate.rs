@@ -6,6 +6,7 @@ use gpu_migrate_model::ask::{AskError, PodAsk, PodKind};
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::Constraints;
 use gpu_migrate_model::score::{Choice, Mix, ScoreCache, Scorer, ScoringStrategy, Shape};
+use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::Value;
@@ -149,7 +150,8 @@ fn rewrite(
     let subject = Subject {
         namespace: &pod.namespace,
         namespace_labels: plan.everywhere.as_ref().or_else(|| plan.namespaces.get(&pod.namespace)),
-        rollout_key: &pod.workload,
+        controller: None,
+        cluster: &ClusterFacts::default(),
     };
     let rewrite = rewrite_template(&asked, &subject, &plan.policies).map_err(|why| why.to_string())?;
     if rewrite.changes.is_empty() || rewrite.patch.is_empty() {

@@ -27,7 +27,8 @@ static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(|| {
     let labels = ["opt-in", "void-guard"].map(|key| (format!("gpu-migrate.io/{key}"), "true".to_owned()));
     let mut labels: BTreeMap<String, String> = labels.into();
     labels.insert("gpu-migrate.io/project".into(), "p".into());
-    Snapshot { policies, namespaces: [("default".to_owned(), Arc::new(labels))].into() }
+    let namespaces = [("default".to_owned(), Arc::new(labels))].into();
+    Snapshot { policies, namespaces, ..Snapshot::default() }
 });
 
 fuzz_target!(|body: &[u8]| {

@@ -1,4 +1,5 @@
-//! Policies from GPUMigration objects and labels from Namespaces, both watched. Nothing is asked while a review waits.
+//! Policies from GPUMigration objects and labels from Namespaces; from GPUShadows the largest card, from RuntimeClasses those
+//! with an overhead. All are watched: nothing is asked while a review waits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
@@ -6,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::StreamExt;
-use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::watch::{Update, watch, watch_guarded};
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{Config, Event};
@@ -20,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::Store;
 use super::conditions::{self, Verdict};
 use crate::compile::Rejected;
+use crate::obstacles::ClusterFacts;
 
 pub struct ClusterSource {
     client: Client,
@@ -67,7 +70,12 @@ impl ClusterSource {
     #[must_use]
     pub fn new(client: Client, store: Store) -> Self {
         let labels = &store.settings.labels;
-        let label_keys = vec![labels.opt_in.clone(), labels.project.clone(), names::VOID_GUARD.to_owned()];
+        let label_keys = vec![
+            labels.opt_in.clone(),
+            labels.project.clone(),
+            names::VOID_GUARD.to_owned(),
+            names::FIXED_PROJECT.to_owned(),
+        ];
         Self { client, store, label_keys, ready: Arc::default(), published: None }
     }
 
@@ -86,6 +94,12 @@ impl ClusterSource {
         let mut policy_updates = watch_guarded(api, Config::default(), self.store.skipped_objects());
         let api = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
         let mut namespace_updates = watch(api, Config::default());
+        let mut cards = Gathered::<u64>::default();
+        let mut classes = Gathered::<bool>::default();
+        let mut cluster = ClusterFacts::default();
+        let api = Api::<DeserializeGuard<GPUShadow>>::all(self.client.clone());
+        let mut card_updates = watch_guarded(api, Config::default(), self.store.skipped_objects());
+        let mut class_updates = watch(Api::<RuntimeClass>::all(self.client.clone()), Config::default());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -102,6 +116,21 @@ impl ClusterSource {
                     Update::Event(event) => if namespaces.take(event, |namespace| self.labels(namespace)) {
                         self.ready.namespaces.store(true, Ordering::Release);
                         self.store.set_namespaces(namespaces.live.clone());
+                    },
+                    Update::Interrupted | Update::Undefined => self.store.count_error(),
+                },
+                Some(update) = card_updates.next() => match update {
+                    Update::Event(event) => if cards.take(event, largest_card) {
+                        cluster.largest_card_mib = cards.live.values().copied().max().filter(|mib| *mib > 0);
+                        self.store.set_cluster(cluster.clone());
+                    },
+                    Update::Interrupted => self.store.count_error(),
+                    Update::Undefined => {}
+                },
+                Some(update) = class_updates.next() => match update {
+                    Update::Event(event) => if classes.take(event, |class| class.overhead.is_some()) {
+                        cluster.runtime_classes = Some(classes.live.clone().into_iter().collect());
+                        self.store.set_cluster(cluster.clone());
                     },
                     Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
@@ -144,6 +173,12 @@ impl ClusterSource {
         // A full queue only means that an older report is still on its way; the next change sends a newer one.
         let _ = verdicts.try_send(report);
     }
+}
+
+/// Memory of a node's largest card, MiB.
+fn largest_card(shadow: &DeserializeGuard<GPUShadow>) -> u64 {
+    let status = shadow.0.as_ref().ok().and_then(|shadow| shadow.status.as_ref());
+    status.into_iter().flat_map(|status| &status.cards).map(|card| card.card.memory_mib).max().unwrap_or(0)
 }
 
 /// What a watch has shown so far, by name.

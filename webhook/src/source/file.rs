@@ -20,6 +20,9 @@ pub enum FileSourceError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{}: {source}", path.display())]
     Parse { path: PathBuf, source: PolicyFileError },
+    /// There is none in it: a file that was emptied by mistake must not end all conversions. `mode: "Off"` does.
+    #[error("{}: no GPUMigration in it: expected at least one; mode: \"Off\" turns a policy off", path.display())]
+    Empty { path: PathBuf },
     /// A policy in it makes no sense.
     #[error("{}: GPUMigration {name}: {source}", path.display())]
     Policy { path: PathBuf, name: String, source: PolicyError },
@@ -59,6 +62,9 @@ impl FileSource {
             PolicyFile::parse(&text).map_err(|source| FileSourceError::Parse { path: path(), source });
         self.last = Some(text);
         let PolicyFile { migrations, namespaces } = parsed?;
+        if migrations.is_empty() {
+            return Err(FileSourceError::Empty { path: path() });
+        }
         let rejected = self.store.set_policies(&migrations, &[]);
         let shared = namespaces.into_iter().map(|(name, labels)| (name, Arc::new(labels)));
         self.store.set_namespaces(shared.collect());
@@ -115,6 +121,8 @@ mod tests {
         assert_eq!(mode(&store), [Mode::Audit]);
         for (text, expected) in [
             ("kind: [".to_owned(), "not YAML"),
+            (String::new(), "no GPUMigration in it"),
+            ("---\n---\n".to_owned(), "no GPUMigration in it"),
             (policy("Perhaps", 100), "spec.mode"),
             (policy("Enforce", 101), "spec.rollout.percent: 101: expected 0 to 100"),
         ] {

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_runtime::watch::SkippedObjects;
-use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::compile::Rejected;
 use crate::metrics::Metrics;
+use crate::obstacles::ClusterFacts;
 use crate::policy::{Policies, Settings};
 use crate::review::Snapshot;
 
@@ -35,7 +35,7 @@ impl Store {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
         let policies = Policies::new(Vec::new(), settings.clone());
-        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot { policies, namespaces: HashMap::new() }));
+        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot { policies, ..Snapshot::default() }));
         Self { snapshot, settings, metrics, changed: watch::channel(()).0 }
     }
 
@@ -62,8 +62,7 @@ impl Store {
         self.metrics.policies.set(i64::try_from(policies.iter().count()).unwrap_or(i64::MAX));
         let invalid = rejected.len() + unreadable.len();
         self.metrics.invalid_policies.set(i64::try_from(invalid).unwrap_or(i64::MAX));
-        self.metrics.policies_read.set(Timestamp::now().as_second());
-        self.snapshot.store(Arc::new(Snapshot { policies, namespaces: former.namespaces.clone() }));
+        self.snapshot.store(Arc::new(Snapshot { policies, ..Snapshot::clone(&former) }));
         self.changed.send_replace(());
         for Rejected { name, reason, .. } in &rejected {
             tracing::warn!(policy = name, error = %reason, "policy is invalid; its last good form stays in force");
@@ -73,8 +72,17 @@ impl Store {
 
     /// Exchanges what is known about namespaces.
     pub fn set_namespaces(&self, namespaces: Namespaces) {
-        let policies = self.snapshot.load().policies.clone();
-        self.snapshot.store(Arc::new(Snapshot { policies, namespaces }));
+        let former = self.snapshot.load_full();
+        self.snapshot.store(Arc::new(Snapshot { namespaces, ..Snapshot::clone(&former) }));
+    }
+
+    /// Exchanges what is known about cards and RuntimeClasses.
+    pub fn set_cluster(&self, cluster: ClusterFacts) {
+        let former = self.snapshot.load_full();
+        if *former.cluster != cluster {
+            let cluster = Arc::new(cluster);
+            self.snapshot.store(Arc::new(Snapshot { cluster, ..Snapshot::clone(&former) }));
+        }
     }
 
     pub(crate) fn skipped_objects(&self) -> SkippedObjects {

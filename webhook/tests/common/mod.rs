@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use gpu_migrate_webhook::policy::{Policies, Settings};
 use json_patch::Patch;
@@ -54,7 +55,8 @@ pub(crate) struct Case {
     name: &'static str,
     namespace: Option<BTreeMap<String, String>>,
     policies: Vec<GPUMigration>,
-    request: String,
+    cluster: ClusterFacts,
+    settings: Settings,
 }
 
 pub(crate) struct Done {
@@ -66,6 +68,7 @@ pub(crate) struct Done {
     pub(crate) policy: Option<String>,
     pub(crate) warnings: Vec<String>,
     pub(crate) deny: Option<String>,
+    pub(crate) policies: Vec<GPUMigration>,
 }
 
 impl Case {
@@ -73,7 +76,8 @@ impl Case {
     pub(crate) fn new(pod: Value) -> Self {
         let namespace = serde_json::from_value(namespace(&[])).unwrap();
         let policies = vec![policy("p", json!({}))];
-        Self { pod, name: "team-a", namespace: Some(namespace), policies, request: "request".into() }
+        let (cluster, settings) = (ClusterFacts::default(), Settings::default());
+        Self { pod, name: "team-a", namespace: Some(namespace), policies, cluster, settings }
     }
 
     /// A pod with one container, `main`, with these resources.
@@ -97,17 +101,28 @@ impl Case {
         Self { policies, ..self }
     }
 
-    pub(crate) fn request(self, request: &str) -> Self {
-        Self { request: request.into(), ..self }
+    pub(crate) fn cluster(self, cluster: ClusterFacts) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// With `--mark-reviewed`.
+    pub(crate) fn marked(self) -> Self {
+        Self { settings: Settings { mark_reviewed: true, ..self.settings }, ..self }
+    }
+
+    /// In a namespace where containers that ask for no card see none.
+    pub(crate) fn guarded(self) -> Self {
+        self.namespace(namespace(&[("gpu-migrate.io/void-guard", "true")]))
     }
 
     pub(crate) fn run(self) -> Done {
-        let (policies, rejected) = Policies::compile(&self.policies, &Settings::default());
+        let (policies, rejected) = Policies::compile(&self.policies, &self.settings);
         assert_eq!(rejected, []);
         let subject = Subject {
             namespace: self.name,
             namespace_labels: self.namespace.as_ref(),
-            rollout_key: &self.request,
+            controller: None,
+            cluster: &self.cluster,
         };
         let rewrite = rewrite_template(&self.pod, &subject, &policies).unwrap();
         let mut after = self.pod.clone();
@@ -121,6 +136,7 @@ impl Case {
             policy: rewrite.policy,
             warnings: rewrite.warnings,
             deny: rewrite.deny,
+            policies: self.policies,
         }
     }
 }

@@ -1,0 +1,130 @@
+//! What keeps a pod from being converted although its numbers fit: it would wait for ever, be refused by the API server or see
+//! cards that are not its own. Pure.
+
+use std::collections::BTreeMap;
+
+use gpu_migrate_model::names::{self, HAMI_RESOURCES};
+use gpu_migrate_model::units::Cores;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::convert::{Conversions, asks};
+use crate::policy::Policy;
+use crate::view::{ContainerView, PodView};
+
+/// What is known about the cluster besides policies and namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterFacts {
+    /// Memory of the largest card, MiB; `None` while no node reports its cards.
+    pub largest_card_mib: Option<u64>,
+    /// Names of the RuntimeClasses and whether each has an overhead; `None` while they are not listed.
+    pub runtime_classes: Option<BTreeMap<String, bool>>,
+}
+
+/// A pod that the policy would convert.
+pub(crate) struct Obstacles<'a, 'v> {
+    pub(crate) pod: &'a PodView<'v>,
+    pub(crate) policy: &'a Policy,
+    pub(crate) cluster: &'a ClusterFacts,
+    /// Whether containers of its namespace must not choose their cards.
+    pub(crate) guarded: bool,
+}
+
+impl<'a, 'v: 'a> Obstacles<'a, 'v> {
+    /// The first thing that keeps the pod from being converted, for people. `containers` are those that convert.
+    pub(crate) fn check<'c>(
+        &self,
+        containers: impl Iterator<Item = (&'c ContainerView<'c>, &'c Conversions<'c>)>,
+    ) -> Result<(), String> {
+        self.scheduler()?;
+        self.gang()?;
+        self.runtime_class()?;
+        for (container, to) in containers {
+            self.memory(container, to)?;
+            if let Some(other) = HAMI_RESOURCES.iter().find(|resource| asks(container, resource)) {
+                return Err(format!("container {}: {other} is a request to HAMi", container.name));
+            }
+            if self.guarded && may_be_chosen_from_outside(container) {
+                return Err(format!(
+                    "container {}: envFrom could set {}: give it a prefix",
+                    container.name,
+                    names::NVIDIA_VISIBLE_DEVICES
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A scheduler of its own (Volcano, HAMi) brings its own rules, gangs among them, that ours does not know.
+    fn scheduler(&self) -> Result<(), String> {
+        let scheduling = &self.policy.scheduling;
+        let name = self.pod.spec.scheduler_name.as_deref().unwrap_or_default();
+        let listed = ["", "default-scheduler"].contains(&name)
+            || scheduling.scheduler_name.as_deref() == Some(name)
+            || scheduling.replace_schedulers.iter().any(|listed| listed == name);
+        if listed {
+            return Ok(());
+        }
+        Err(format!(
+            "schedulerName {name}: not in spec.scheduling.replaceSchedulers of policy {}",
+            self.policy.reference.name
+        ))
+    }
+
+    /// The extender refuses a gang of which it does not know the size.
+    fn gang(&self) -> Result<(), String> {
+        let Some(gang) = self.pod.metadata.annotation(names::GANG_NAME) else { return Ok(()) };
+        let size = self.pod.metadata.annotation(names::GANG_SIZE).and_then(|size| size.parse::<u32>().ok());
+        match size {
+            Some(1..) => Ok(()),
+            _ => Err(format!("gang {gang}: annotation {} is not a number from 1", names::GANG_SIZE)),
+        }
+    }
+
+    /// The API server refuses a pod whose RuntimeClass does not exist, or whose overhead is not that of its RuntimeClass: it sets
+    /// the overhead before webhooks are called (`plugin/pkg/admission/runtimeclass`).
+    fn runtime_class(&self) -> Result<(), String> {
+        let Some(wanted) = self.policy.scheduling.runtime_class_name.as_deref() else { return Ok(()) };
+        let current = self.pod.spec.runtime_class_name.as_deref();
+        let (Some(known), false) = (&self.cluster.runtime_classes, current == Some(wanted)) else {
+            return Ok(());
+        };
+        if !known.contains_key(wanted) {
+            return Err(format!("the policy sets RuntimeClass {wanted}, which does not exist"));
+        }
+        match [Some(wanted), current].into_iter().flatten().find(|name| known.get(*name) == Some(&true)) {
+            None => Ok(()),
+            Some(name) => Err(format!("RuntimeClass {name} has an overhead: it cannot be exchanged")),
+        }
+    }
+
+    /// Several whole cards get their memory card by card, so that none may have to give more than there is.
+    fn memory(&self, container: &ContainerView<'_>, to: &Conversions<'_>) -> Result<(), String> {
+        let Some(largest) = self.cluster.largest_card_mib else { return Ok(()) };
+        let per_card = to.blocks.div_ceil((to.cores / Cores::CARD.0).max(1));
+        let mib = u64::from(per_card) * self.policy.conversion.dialect.mib_per_block;
+        if mib <= largest {
+            return Ok(());
+        }
+        Err(format!(
+            "container {}: {per_card} blocks on a card are {mib} MiB; the largest card has {largest}",
+            container.name
+        ))
+    }
+}
+
+/// Whether a ConfigMap or Secret could set `NVIDIA_VISIBLE_DEVICES`, which would override what the device plugin sets: the
+/// kubelet puts a pod's own environment after the plugin's.
+fn may_be_chosen_from_outside(container: &ContainerView<'_>) -> bool {
+    #[derive(Deserialize)]
+    struct From {
+        #[serde(default)]
+        prefix: Option<String>,
+    }
+    let sources = container.env_from.map(RawValue::get).unwrap_or("[]");
+    // What does not parse is no pod: the API server refuses it.
+    let sources: Vec<From> = serde_json::from_str(sources).unwrap_or_default();
+    let fits =
+        |from: &From| names::NVIDIA_VISIBLE_DEVICES.starts_with(from.prefix.as_deref().unwrap_or_default());
+    sources.iter().any(fits)
+}
