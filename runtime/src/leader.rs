@@ -14,6 +14,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, PostParams};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// How long a Lease is held without renewal, by default.
@@ -201,6 +202,37 @@ pub async fn run(
     }
 }
 
+/// Holds the Lease whenever it can, until `stop`, and says in `leading` whether it does. For programs that go on without it: their
+/// writes must be harmless where one is still on its way while another replica leads.
+pub async fn hold(mut candidate: Candidate, stop: CancellationToken, leading: watch::Sender<bool>) {
+    let period = candidate.period();
+    let mut every = tokio::time::interval(period);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut certain: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            _ = every.tick() => {}
+        }
+        match tokio::time::timeout(period * 2, candidate.try_hold()).await {
+            Ok(Ok(held)) => certain = held,
+            Ok(Err(error)) => tracing::warn!(lease = candidate.name, %error, "Lease not renewed; retrying"),
+            Err(_) => tracing::warn!(lease = candidate.name, "Lease not renewed: no answer; retrying"),
+        }
+        certain = certain.filter(|time| *time > now());
+        let holds = certain.is_some();
+        if leading.send_if_modified(|before| std::mem::replace(before, holds) != holds) {
+            tracing::info!(lease = candidate.name, identity = candidate.identity, leading = holds);
+        }
+    }
+    leading.send_replace(false);
+    if certain.is_some()
+        && let Err(error) = candidate.release().await
+    {
+        tracing::warn!(lease = candidate.name, %error, "Lease not released; it expires by itself");
+    }
+}
+
 /// The clock of the tokio runtime: tests advance it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
@@ -315,6 +347,24 @@ mod tests {
         let calls = server.await.unwrap();
         assert_eq!(calls.iter().map(|call| call.0.as_str()).collect::<Vec<_>>(), ["GET", "GET", "PUT"]);
         assert_eq!(calls[2].1["spec"]["leaseTransitions"], 4);
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_held_until_the_end_and_then_released() {
+        let (candidate, handle) = candidate();
+        let answers = vec![failure(404), held_by("me"), held_by("me"), held_by("")];
+        let server = tokio::spawn(serve(handle, answers));
+        let (leading, mut seen) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let holding = tokio::spawn(hold(candidate, stop.clone(), leading));
+        seen.wait_for(|leading| *leading).await.unwrap();
+        stop.cancel();
+        holding.await.unwrap();
+        assert!(!*seen.borrow());
+        let calls = server.await.unwrap();
+        let methods: Vec<_> = calls.iter().map(|call| call.0.as_str()).collect();
+        assert_eq!(methods, ["GET", "POST", "GET", "PUT"]);
+        assert_eq!(calls[3].1["spec"]["holderIdentity"], "");
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,6 +21,9 @@ pub const PATH: &str = "/mutate";
 const NOT_A_MIRROR_POD: &str =
     "!has(object.metadata.annotations) || !('kubernetes.io/config.mirror' in object.metadata.annotations)";
 
+/// CEL: whether containers are added to a pod that exists. A pod itself has no subresource.
+const EPHEMERAL: &str = "(has(request.subResource) && request.subResource == 'ephemeralcontainers')";
+
 /// How the API server reaches the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -141,8 +144,7 @@ impl WebhookConfiguration {
     pub fn mutating(&self, bundle: Option<&Bundle>) -> Value {
         let asks = self.asks_for(true);
         let pods = json!({ "name": "asks-for-cards", "expression": asks });
-        let others =
-            format!("request.subResource == 'ephemeralcontainers' || !{asks} || {}", self.opted_out());
+        let others = format!("{EPHEMERAL} || !{asks} || {}", self.opted_out());
         let guard = json!({ "name": "not-reviewed-by-pods", "expression": others });
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
@@ -195,6 +197,19 @@ impl WebhookConfiguration {
         });
         [policy, binding]
     }
+}
+
+/// Whether every webhook of a configuration carries these CAs; without a bundle, whether there is one that somebody injects.
+#[must_use]
+pub fn carries(configuration: &Value, bundle: Option<&Bundle>) -> bool {
+    let wanted = bundle.map(|bundle| base64::engine::general_purpose::STANDARD.encode(&bundle.0));
+    let webhooks =
+        configuration.get("webhooks").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let carries = |webhook: &Value| {
+        let carried = webhook.pointer("/clientConfig/caBundle").and_then(Value::as_str);
+        wanted.is_none() || carried == wanted.as_deref()
+    };
+    !webhooks.is_empty() && webhooks.iter().all(carries)
 }
 
 fn labels() -> Value {

@@ -1,4 +1,7 @@
-//! Reconciles the webhook configuration in the cluster: creates it, and applies it again after any change.
+//! Reconciles the webhook configuration in the cluster: of several replicas the one that leads creates it, and applies it again after
+//! any change. The others look whether it carries their CAs.
+//!
+//! Two versions that run side by side during an upgrade want different configurations; two that wrote would never stop.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -11,12 +14,15 @@ use gpu_migrate_certs::Certs;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::configuration::{NAME, WebhookConfiguration};
+use crate::configuration::{NAME, WebhookConfiguration, carries};
 use crate::review::Snapshot;
 
 const RECONCILE: Duration = Duration::from_secs(60);
+/// Between two writes, whatever the cause: somebody else may keep writing too.
+const PAUSE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(2);
 const MANAGER: &str = "gpu-migrate-webhook";
 
@@ -27,6 +33,7 @@ pub struct ConfigurationReconciler {
     certs: Certs,
     snapshot: Arc<ArcSwap<Snapshot>>,
     policies: watch::Receiver<()>,
+    leading: watch::Receiver<bool>,
     registered: watch::Sender<bool>,
 }
 
@@ -39,8 +46,17 @@ impl ConfigurationReconciler {
         certs: Certs,
         snapshot: Arc<ArcSwap<Snapshot>>,
         policies: watch::Receiver<()>,
+        leading: watch::Receiver<bool>,
     ) -> Self {
-        Self { client, configuration, certs, snapshot, policies, registered: watch::channel(false).0 }
+        Self {
+            client,
+            configuration,
+            certs,
+            snapshot,
+            policies,
+            leading,
+            registered: watch::channel(false).0,
+        }
     }
 
     /// Whether the cluster has the configuration with the CAs in use: a part of readiness.
@@ -49,42 +65,62 @@ impl ConfigurationReconciler {
         self.registered.subscribe()
     }
 
-    /// Applies on every change of the configuration, the CAs or the policies, and once a minute.
+    /// While this replica leads: applies on every change of the configuration, the CAs or the policies, and once a minute.
     pub async fn run(mut self, stop: CancellationToken) {
         let kind =
             GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration");
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &ApiResource::from_gvk(&kind));
         let mut bundle = self.certs.bundle();
         let mut events = pin!(kube::runtime::watcher::watch_object(api.clone(), NAME));
+        let mut seen: Option<DynamicObject> = None;
+        // The last write's resource version and time.
+        let mut written: Option<(Option<String>, Instant)> = None;
+        let mut due = Instant::now();
         loop {
-            let applied = self.apply(&api).await;
-            let pause = match &applied {
-                Ok(()) => RECONCILE,
-                Err(error) => {
-                    tracing::warn!(%error, "applying the webhook configuration failed; retrying");
-                    RETRY
-                }
-            };
-            self.registered
-                .send_if_modified(|old| std::mem::replace(old, applied.is_ok()) != applied.is_ok());
+            let soon = written.as_ref().map_or_else(Instant::now, |(_, at)| *at + PAUSE);
             tokio::select! {
                 () = stop.cancelled() => return,
                 event = events.next() => match event {
-                    Some(Ok(_)) => {}
+                    Some(Ok(object)) => {
+                        let version = object.as_ref().map(|object| &object.metadata.resource_version);
+                        let ours = written.as_ref().is_some_and(|(written, _)| Some(written) == version);
+                        seen = object;
+                        if !ours {
+                            due = due.min(soon);
+                        }
+                    }
                     Some(Err(error)) => {
                         tracing::debug!(%error, "the watch of the webhook configuration failed; retrying");
                         tokio::time::sleep(RETRY).await;
                     }
                     None => return,
                 },
-                changed = bundle.changed() => if changed.is_err() { return },
-                changed = self.policies.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(pause) => {}
+                changed = bundle.changed() => if changed.is_err() { return } else { due = due.min(soon) },
+                changed = self.policies.changed() => if changed.is_err() { return } else { due = due.min(soon) },
+                changed = self.leading.changed() => if changed.is_err() { return } else { due = due.min(soon) },
+                () = sleep_until(due) => {
+                    let leading = *self.leading.borrow();
+                    due = Instant::now() + RECONCILE;
+                    if leading {
+                        match self.apply(&api).await {
+                            Ok(object) => {
+                                written = Some((object.metadata.resource_version.clone(), Instant::now()));
+                                seen = Some(object);
+                            }
+                            Err(error) => {
+                                due = Instant::now() + RETRY;
+                                tracing::warn!(%error, "applying the webhook configuration failed; retrying");
+                            }
+                        }
+                    }
+                }
             }
+            let carried = seen.as_ref().is_some_and(|object| carries(&object.data, bundle.borrow().as_ref()));
+            self.registered.send_if_modified(|before| std::mem::replace(before, carried) != carried);
         }
     }
 
-    async fn apply(&self, api: &Api<DynamicObject>) -> Result<(), kube::Error> {
+    async fn apply(&self, api: &Api<DynamicObject>) -> Result<DynamicObject, kube::Error> {
         // Another replica may have announced a CA that we have not read yet.
         let bundle = self.certs.refresh().await;
         let snapshot = self.snapshot.load();
@@ -93,6 +129,6 @@ impl ConfigurationReconciler {
         let configuration = WebhookConfiguration { mapped, ..self.configuration.clone() };
         let configuration = configuration.mutating(bundle.as_ref());
         let parameters = PatchParams::apply(MANAGER).force();
-        api.patch(NAME, &parameters, &Patch::Apply(configuration)).await.map(drop)
+        api.patch(NAME, &parameters, &Patch::Apply(configuration)).await
     }
 }

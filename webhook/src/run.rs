@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use gpu_migrate_certs::inject::{Injector, Kind};
 use gpu_migrate_certs::{CertRotator, Certs, ClientAuth, Lifetimes, Options, SecretPlace, Source};
+use gpu_migrate_runtime::leader::{self, Candidate};
 use gpu_migrate_runtime::serve::{Limits, serve};
 use gpu_migrate_runtime::{Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
@@ -29,6 +30,10 @@ use crate::source::Store;
 use crate::source::cluster::{ClusterSource, Listed};
 use crate::source::file::FileSource;
 
+/// Lease under which one replica writes.
+const LEASE: &str = "gpu-migrate-webhook";
+/// Nothing urgent is written: a longer time than for an operator, and fewer renewals.
+const LEASE_DURATION: Duration = Duration::from_secs(60);
 /// How long tasks may take to end beside the drain of connections.
 const TASKS_END: Duration = Duration::from_secs(1);
 
@@ -65,14 +70,15 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     // Not the shutdown itself: connections are accepted for a while after it.
     let mut tasks = Tasks::new(CancellationToken::new());
 
-    let listed = follow_policies(&mut tasks, policy_file, client.clone(), &store)?;
     let address = address(&registration, &namespace);
     let identity = identity.unwrap_or_else(default_identity);
+    let leading = elect(&mut tasks, client.clone(), &namespace, &identity);
+    let listed = follow_policies(&mut tasks, policy_file, client.clone(), &store, leading.clone())?;
     let (certs, rotator) = certificates(&tls, client.clone(), &namespace, identity, &address, bind).await?;
     certs.register_metrics(registry.sub_registry_with_prefix(PREFIX));
     tasks.spawn("certificate rotation", rotator.run(tasks.stop()));
     let wanted = WebhookConfiguration { settings, ..WebhookConfiguration::new(address, &namespace) };
-    let registered = register(&mut tasks, &registration, client, wanted, &certs, &store);
+    let registered = register(&mut tasks, &registration, client, wanted, &certs, &store, leading);
 
     if let Some(registered) = registered.clone() {
         tasks.spawn("registration metric", count_registered(registered, metrics.registered.clone()));
@@ -107,12 +113,28 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     Ok(ended?)
 }
 
+/// Takes part in the election of the replica that writes: the webhook configuration and the conditions of policies.
+fn elect(
+    tasks: &mut Tasks,
+    client: Option<Client>,
+    namespace: &str,
+    identity: &str,
+) -> watch::Receiver<bool> {
+    let (leading, seen) = watch::channel(false);
+    if let Some(client) = client {
+        let candidate = Candidate::new(client, namespace, LEASE, identity).with_duration(LEASE_DURATION);
+        tasks.spawn("leader election", leader::hold(candidate, tasks.stop(), leading));
+    }
+    seen
+}
+
 /// Starts to follow the policies; says, where they are watched, when all are listed.
 fn follow_policies(
     tasks: &mut Tasks,
     file: Option<PathBuf>,
     client: Option<Client>,
     store: &Store,
+    leading: watch::Receiver<bool>,
 ) -> anyhow::Result<Option<Listed>> {
     let stop = tasks.stop();
     match (file, client) {
@@ -121,7 +143,7 @@ fn follow_policies(
             Ok(None)
         }
         (None, Some(client)) => {
-            let source = ClusterSource::new(client, store.clone());
+            let source = ClusterSource::new(client, store.clone(), leading);
             let listed = source.listed();
             tasks.spawn("watches", source.run(stop));
             Ok(Some(listed))
@@ -138,15 +160,17 @@ fn register(
     wanted: WebhookConfiguration,
     certs: &Certs,
     store: &Store,
+    leading: watch::Receiver<bool>,
 ) -> Option<watch::Receiver<bool>> {
     let client = client?;
     let stop = tasks.stop();
     if args.register {
         let wanted = WebhookConfiguration { timeout_seconds: args.timeout_seconds, ..wanted };
-        let registrar =
-            ConfigurationReconciler::new(client, wanted, certs.clone(), store.snapshot(), store.changes());
-        let registered = registrar.registered();
-        tasks.spawn("registration", registrar.run(stop));
+        let (snapshot, changes) = (store.snapshot(), store.changes());
+        let reconciler =
+            ConfigurationReconciler::new(client, wanted, certs.clone(), snapshot, changes, leading);
+        let registered = reconciler.registered();
+        tasks.spawn("registration", reconciler.run(stop));
         return Some(registered);
     }
     if args.inject_ca {

@@ -140,7 +140,8 @@ async fn policies_are_followed_and_judged_in_their_status() {
     };
     let metrics = Metrics::default();
     let store = Store::new(Settings::default(), metrics.clone());
-    let source = ClusterSource::new(api.client(), store.clone());
+    let (_leading, leads) = tokio::sync::watch::channel(true);
+    let source = ClusterSource::new(api.client(), store.clone(), leads);
     let listed = source.listed();
     assert!(listed.check().is_err());
     let stop = CancellationToken::new();

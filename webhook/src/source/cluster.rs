@@ -30,6 +30,7 @@ pub struct ClusterSource {
     label_keys: Vec<String>,
     ready: Arc<Ready>,
     published: Option<Published>,
+    leading: tokio::sync::watch::Receiver<bool>,
 }
 
 /// The policies that were put into force last.
@@ -66,9 +67,9 @@ impl Listed {
 type Guarded = DeserializeGuard<GPUMigration>;
 
 impl ClusterSource {
-    /// Watches through `client` into `store`.
+    /// Watches through `client` into `store`; writes what it makes of each policy into its status while `leading`.
     #[must_use]
-    pub fn new(client: Client, store: Store) -> Self {
+    pub fn new(client: Client, store: Store, leading: tokio::sync::watch::Receiver<bool>) -> Self {
         let labels = &store.settings.labels;
         let label_keys = vec![
             labels.opt_in.clone(),
@@ -76,7 +77,7 @@ impl ClusterSource {
             names::VOID_GUARD.to_owned(),
             names::FIXED_PROJECT.to_owned(),
         ];
-        Self { client, store, label_keys, ready: Arc::default(), published: None }
+        Self { client, store, label_keys, ready: Arc::default(), published: None, leading }
     }
 
     #[must_use]
@@ -87,7 +88,7 @@ impl ClusterSource {
     /// Watches until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let (verdicts, receiver) = mpsc::channel(64);
-        let mut reporting = pin!(conditions::run(self.client.clone(), receiver));
+        let mut reporting = pin!(conditions::run(self.client.clone(), receiver, self.leading.clone()));
         let mut policies = Gathered::<Guarded>::default();
         let mut namespaces = Gathered::<Arc<BTreeMap<String, String>>>::default();
         let api = Api::<Guarded>::all(self.client.clone());

@@ -8,7 +8,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams
 use kube::core::error_boundary::InvalidObject;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::compile::PolicyError;
 
@@ -80,13 +80,26 @@ impl Verdict {
     }
 }
 
-/// Writes conditions as reports come in. A failed write is logged: status is never needed to rebuild state.
-pub(super) async fn run(client: Client, mut reports: mpsc::Receiver<Vec<Verdict>>) {
+/// Writes conditions as reports come in, while this replica leads. A failed write is logged: status is never needed to rebuild state.
+pub(super) async fn run(
+    client: Client,
+    mut reports: mpsc::Receiver<Vec<Verdict>>,
+    mut leading: watch::Receiver<bool>,
+) {
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "GPUMigration");
     let resource = ApiResource::from_gvk_with_plural(&kind, "gpumigrations");
     let api: Api<DynamicObject> = Api::all_with(client, &resource);
-    while let Some(report) = reports.recv().await {
-        for verdict in report {
+    let mut last = Vec::new();
+    loop {
+        tokio::select! {
+            report = reports.recv() => match report {
+                Some(report) => last = report,
+                None => return,
+            },
+            changed = leading.changed() => if changed.is_err() { return },
+        }
+        let writes = *leading.borrow();
+        for verdict in last.iter().filter(|_| writes) {
             let Some(condition) = verdict.condition(Timestamp::now()) else { continue };
             let patch = json!({
                 "apiVersion": resource.api_version, "kind": resource.kind,

@@ -48,7 +48,11 @@ pub fn check_configuration(configuration: &Value) -> Result<(), Refusal> {
         if webhook["clientConfig"]["url"].as_str().is_none() {
             return refuse("clientConfig.service", "there is no Service network; register a url");
         }
-        for rule in items(webhook, "rules") {
+        // A rule for subresources alone is never needed: pods have none here for which webhooks are called.
+        let of_objects = |rule: &&Value| {
+            items(rule, "resources").any(|resource| !resource.as_str().unwrap_or_default().contains('/'))
+        };
+        for rule in items(webhook, "rules").filter(of_objects) {
             if items(rule, "operations").any(|operation| operation != "CREATE") {
                 return refuse("rules[].operations", "webhooks are called for CREATE alone");
             }

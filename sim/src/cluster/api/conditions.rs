@@ -50,14 +50,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// As the webhook registers it.
     const ASKS: &str = "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, \
         has(c.resources) && ((has(c.resources.limits) && ('nvidia.com/gpu' in c.resources.limits)) || \
         (has(c.resources.requests) && ('nvidia.com/gpu' in c.resources.requests))))";
     const NOT_MIRROR: &str = "!has(object.metadata.annotations) || !('kubernetes.io/config.mirror' in object.metadata.annotations)";
 
     #[test]
-    fn the_conditions_of_our_registration() {
+    fn conditions_of_the_webhooks_form() {
         let gpu = json!({"limits": {"nvidia.com/gpu": "1"}});
         for (pod, expected) in [
             (json!({"metadata": {}, "spec": {"containers": [{"name": "c", "resources": gpu}]}}), true),
