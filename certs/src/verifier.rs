@@ -1,7 +1,7 @@
 //! Who may connect: optional verification of the client's certificate, by CA and by name.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
@@ -23,11 +23,18 @@ pub struct ClientAuth {
 }
 
 impl ClientAuth {
-    /// Builds the verifier. The CA file is read now, once.
+    /// Builds the verifier. The CA file is read now, and again when it has changed.
     pub(crate) fn verifier(
         &self,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Arc<dyn ClientCertVerifier>, CertError> {
+        let state = FileState::of(&self.ca_file);
+        let inner = self.read(provider)?;
+        let current = Mutex::new((state, inner));
+        Ok(Arc::new(Reloading { auth: self.clone(), provider: Arc::clone(provider), current }))
+    }
+
+    fn read(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, CertError> {
         let origin = self.ca_file.display().to_string();
         let unusable =
             |why: String| CertError::Unusable { origin: origin.clone(), what: "client CA".into(), why };
@@ -44,6 +51,81 @@ impl ClientAuth {
             .build()
             .map_err(|e| unusable(e.to_string()))?;
         Ok(if self.names.is_empty() { inner } else { Arc::new(Named { inner, names: self.names.clone() }) })
+    }
+}
+
+/// By what a changed file is told; a Secret mount changes by another file in its place.
+#[derive(Debug, PartialEq, Eq)]
+struct FileState(Option<(u64, i64, i64)>);
+
+impl FileState {
+    fn of(path: &Path) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        Self(std::fs::metadata(path).ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec())))
+    }
+}
+
+/// Verifies by the CAs that are in the file at each handshake. A file that cannot be used changes nothing.
+#[derive(Debug)]
+struct Reloading {
+    auth: ClientAuth,
+    provider: Arc<CryptoProvider>,
+    current: Mutex<(FileState, Arc<dyn ClientCertVerifier>)>,
+}
+
+impl Reloading {
+    fn current(&self) -> Arc<dyn ClientCertVerifier> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = FileState::of(&self.auth.ca_file);
+        if state != current.0 {
+            match self.auth.read(&self.provider) {
+                Ok(verifier) => {
+                    tracing::info!(file = %self.auth.ca_file.display(), "client CAs read again");
+                    current.1 = verifier;
+                }
+                Err(error) => tracing::warn!(%error, "client CAs not read again; those before stay in use"),
+            }
+            current.0 = state;
+        }
+        Arc::clone(&current.1)
+    }
+}
+
+impl ClientCertVerifier for Reloading {
+    /// None: they could not be exchanged. A client with one certificate needs no hint.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.current().verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current().verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current().verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

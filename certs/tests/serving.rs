@@ -231,7 +231,7 @@ async fn clients_are_checked_by_ca_and_by_name() {
     );
     let ca_file = folder.path().join("clients.pem");
     std::fs::write(&ca_file, ours.pem()).unwrap();
-    let auth = ClientAuth { ca_file, names: vec!["kube-apiserver".into()] };
+    let auth = ClientAuth { ca_file: ca_file.clone(), names: vec!["kube-apiserver".into()] };
     let mut config = Arc::unwrap_or_clone(certs.server_config(Some(&auth)).unwrap());
     config.time_provider = Arc::new(clock.clone());
     let (address, stop) = hello(Arc::new(config), Limits::default()).await;
@@ -245,6 +245,19 @@ async fn clients_are_checked_by_ca_and_by_name() {
         let answer = get(address, client(&bundle, &clock, identity, &[])).await;
         assert_eq!(answer.is_ok(), expected, "{who}: {answer:?}");
     }
+    // The CA is exchanged, by a rename as a Secret mount does it; half a file would change nothing.
+    let accepted = async |ca: &Ca| {
+        let identity = identity(ca, &clock, "kube-apiserver");
+        get(address, client(&bundle, &clock, Some(identity), &[])).await.is_ok()
+    };
+    let replace = |text: &str| {
+        std::fs::write(folder.path().join("new"), text).unwrap();
+        std::fs::rename(folder.path().join("new"), &ca_file).unwrap();
+    };
+    replace("-----BEGIN");
+    assert!(accepted(&ours).await && !accepted(&foreign).await);
+    replace(foreign.pem());
+    assert!(!accepted(&ours).await && accepted(&foreign).await);
     stop.cancel();
     let missing = ClientAuth { ca_file: folder.path().join("none.pem"), names: vec![] };
     assert!(certs.server_config(Some(&missing)).unwrap_err().to_string().contains("none.pem"));
