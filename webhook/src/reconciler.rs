@@ -21,7 +21,7 @@ use crate::configuration::{NAME, WebhookConfiguration, carries};
 use crate::review::Snapshot;
 
 const RECONCILE: Duration = Duration::from_secs(60);
-/// Between two writes, whatever the cause: somebody else may keep writing too.
+/// From a write to the next that somebody else's write causes: they may keep writing too.
 const PAUSE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(2);
 const MANAGER: &str = "gpu-migrate-webhook";
@@ -77,7 +77,6 @@ impl ConfigurationReconciler {
         let mut written: Option<(Option<String>, Instant)> = None;
         let mut due = Instant::now();
         loop {
-            let soon = written.as_ref().map_or_else(Instant::now, |(_, at)| *at + PAUSE);
             tokio::select! {
                 () = stop.cancelled() => return,
                 event = events.next() => match event {
@@ -86,7 +85,7 @@ impl ConfigurationReconciler {
                         let ours = written.as_ref().is_some_and(|(written, _)| Some(written) == version);
                         seen = object;
                         if !ours {
-                            due = due.min(soon);
+                            due = due.min(written.as_ref().map_or_else(Instant::now, |(_, at)| *at + PAUSE));
                         }
                     }
                     Some(Err(error)) => {
@@ -95,9 +94,9 @@ impl ConfigurationReconciler {
                     }
                     None => return,
                 },
-                changed = bundle.changed() => if changed.is_err() { return } else { due = due.min(soon) },
-                changed = self.policies.changed() => if changed.is_err() { return } else { due = due.min(soon) },
-                changed = self.leading.changed() => if changed.is_err() { return } else { due = due.min(soon) },
+                changed = bundle.changed() => if changed.is_err() { return } else { due = Instant::now() },
+                changed = self.policies.changed() => if changed.is_err() { return } else { due = Instant::now() },
+                changed = self.leading.changed() => if changed.is_err() { return } else { due = Instant::now() },
                 () = sleep_until(due) => {
                     let leading = *self.leading.borrow();
                     due = Instant::now() + RECONCILE;
