@@ -49,6 +49,13 @@ pub fn of_server(error: &kube::Error, server: Option<&str>) -> String {
     }
 }
 
+/// Whether the API server does not have such objects, or such a kind: definitions that are not installed (404), or a server that
+/// implements a part of Kubernetes (501).
+#[must_use]
+pub fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if [404, 501].contains(&status.code))
+}
+
 /// The cause of all causes: the errors above repeat it.
 fn root(error: &dyn Error) -> String {
     let mut cause = error;

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use gpu_migrate_model::crd::MigrationPhase;
+
 pub use self::map::MapNode;
 pub use self::observer::{Cards, Use, Violations};
 pub use self::report::{Outcome, render as render_outcome};
@@ -27,7 +29,19 @@ use self::stage::Stage;
 /// How long a step may take that waits for something.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long the killed agent and the restarting kubelet are away.
-const AWAY: Duration = Duration::from_millis(500);
+const AWAY: Duration = Duration::from_millis(300);
+
+/// What to try on the cluster of the demo.
+const ON_ITS_CLUSTER: &str =
+    "  gpu-migrate status             each card and who is on it, and how far the project is
+  kubectl get pods,gpushadows -A the same as Kubernetes sees it
+  gpu-migrate rollout undo danlu the project goes back to whole cards";
+/// What to try after it.
+const NEXT: &str = "\
+Try next:
+  gpu-migrate demo --keep        the same, and its cluster stays up for kubectl and gpu-migrate
+  gpu-migrate plan -f examples/  how manifests would be converted, as a diff
+  gpu-migrate preflight          whether your cluster is ready; changes nothing";
 
 /// Shows a migration from beginning to end on simulated nodes.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -77,8 +91,12 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
         Ok(())
     };
     let told = tokio::select! {
-        told = story => told,
-        interrupted = interrupted() => interrupted.and_then(|()| anyhow::bail!("interrupted")),
+        told = story => Some(told),
+        interrupted = interrupted() => interrupted.err().map(Err),
+    };
+    let Some(told) = told else {
+        teller.screen.say("Stopped. Nothing of it is left on this machine.");
+        return Ok(teller.outcome());
     };
     if let Err(error) = told {
         // The log is what explains it.
@@ -90,10 +108,11 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     println!("{}", render_outcome(&outcome));
     if keep {
         let kubeconfig = teller.stage.kubeconfig.display();
-        println!(
-            "The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n  kubectl get pods,gpushadows -A"
-        );
+        println!("The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n{ON_ITS_CLUSTER}");
         interrupted().await?;
+        println!("Stopped. Nothing of it is left on this machine.");
+    } else {
+        println!("{NEXT}");
     }
     Ok(outcome)
 }
@@ -194,17 +213,24 @@ impl Teller {
         }
     }
 
-    async fn until_phase(
-        &mut self,
-        name: &str,
-        wanted: gpu_migrate_model::crd::MigrationPhase,
-    ) -> anyhow::Result<()> {
+    async fn until_phase(&mut self, name: &str, wanted: MigrationPhase) -> anyhow::Result<()> {
         let began = Instant::now();
+        let mut told = String::new();
         loop {
             let status =
                 objects::migration(&self.stage.client, name).await?.and_then(|migration| migration.status);
             if status.as_ref().is_some_and(|status| status.phase == wanted) {
                 return Ok(());
+            }
+            // A failure that the story has just mended is not told again.
+            let failed = status.as_ref().is_some_and(|status| status.phase == MigrationPhase::Failed);
+            let conditions = status.iter().filter(|_| !failed).flat_map(|status| &status.conditions);
+            let message = conditions.filter(|c| c.type_ == "Ready").map(|c| c.message.clone()).next();
+            // What it waits for, once; the seconds that it counts down are not news.
+            let words = |text: &str| text.replace(|sign: char| sign.is_ascii_digit(), "");
+            if let Some(message) = message.filter(|message| words(message) != words(&told)) {
+                self.screen.say(&format!("  {message}"));
+                told = message;
             }
             anyhow::ensure!(
                 began.elapsed() < PATIENCE,

@@ -2,8 +2,14 @@
 
 use std::fmt::Write as _;
 
+use anstyle::{AnsiColor, Style};
+
 use super::observer::{Cards, Use};
 use super::script::NodeScript;
+
+const LEGACY: Style = AnsiColor::Cyan.on_default();
+const SHARED: Style = AnsiColor::Green.on_default();
+const FREE: Style = Style::new().dimmed();
 
 /// Characters of a card's bar; one for five cores.
 const WIDTH: usize = 20;
@@ -56,6 +62,38 @@ pub(super) fn line(nodes: &[MapNode], cards: &Cards) -> String {
     let node =
         |node: &MapNode| format!("{} {}", node.script.name, node.cards.iter().map(sign).collect::<String>());
     nodes.iter().map(node).collect::<Vec<_>>().join("   ")
+}
+
+/// What the signs of [`render`] mean.
+pub(super) const LEGEND: &str = "█ legacy   ▓▒ shares, one after the other   · free   (a sign is 5 cores)";
+/// What the signs of [`line`] mean.
+pub(super) const LINE_LEGEND: &str =
+    "a sign is a card: L legacy, 1 to 9 tenths of it shared, S all of it, . free";
+
+/// A map with lines of at most `width` characters, in colour.
+pub(super) fn painted(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        let cut = line.chars().count() > width;
+        let mut style = None;
+        for sign in line.chars().take(if cut { width.saturating_sub(1) } else { width }) {
+            let wanted = match sign {
+                '█' => Some(LEGACY),
+                '▓' | '▒' => Some(SHARED),
+                '·' => Some(FREE),
+                _ => None,
+            };
+            if wanted != style {
+                out += &style.map(|style: Style| style.render_reset().to_string()).unwrap_or_default();
+                out += &wanted.map(|style: Style| style.render().to_string()).unwrap_or_default();
+                style = wanted;
+            }
+            out.push(sign);
+        }
+        out += &style.map(|style| style.render_reset().to_string()).unwrap_or_default();
+        out += if cut { "…\n" } else { "\n" };
+    }
+    out
 }
 
 fn bar(uses: &[Use]) -> String {
@@ -120,5 +158,14 @@ mod tests {
             1 ▓▓▓▓▓▓▓▓▓▓▒▒▒▒▒·····  75 %   d/chat ×2\n  2 ···················· free\n";
         assert_eq!(render(&nodes, &cards), expected);
         assert_eq!(line(&nodes, &cards), "n L8.");
+    }
+
+    #[test]
+    fn a_painted_map_is_the_same_map_and_fits() {
+        let text = "  0 ██▓▒·· 100 %   a-team/a-long-name\n";
+        assert_eq!(anstream::adapter::strip_str(&painted(text, 80)).to_string(), text);
+        let cut = anstream::adapter::strip_str(&painted(text, 20)).to_string();
+        assert_eq!(cut, "  0 ██▓▒·· 100 %   …\n");
+        assert!(LEGEND.chars().count() <= 80 && LINE_LEGEND.chars().count() + 12 <= 90);
     }
 }

@@ -38,7 +38,7 @@ impl Screen {
         self.erase();
         let seconds = self.began.elapsed().as_secs_f32();
         // A reader that has gone away is no reason to stop the story: its end state is what counts.
-        let _ = writeln!(std::io::stdout(), "[{seconds:5.1} s] {text}");
+        let _ = writeln!(anstream::stdout(), "[{seconds:5.1} s] {text}");
         self.last = None;
         self.show();
     }
@@ -50,9 +50,10 @@ impl Screen {
         }
         self.last = Some(Instant::now());
         let cards = self.observer.cards();
-        let mut out = std::io::stdout().lock();
+        let mut out = anstream::stdout().lock();
         if self.terminal {
-            let text = map::render(&self.nodes, &cards);
+            let width = terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0));
+            let text = map::painted(&(map::render(&self.nodes, &cards) + map::LEGEND + "\n"), width);
             let up = if self.drawn > 0 { format!("\x1b[{}A\x1b[J", self.drawn) } else { String::new() };
             self.drawn = text.lines().count() + 1;
             let _ = write!(out, "{up}\n{text}");
@@ -60,6 +61,9 @@ impl Screen {
         } else {
             let line = map::line(&self.nodes, &cards);
             if line != self.last_line {
+                if self.last_line.is_empty() {
+                    let _ = writeln!(out, "            {}", map::LINE_LEGEND);
+                }
                 let _ = writeln!(out, "[{:5.1} s]   {line}", self.began.elapsed().as_secs_f32());
                 self.last_line = line;
             }
@@ -68,7 +72,7 @@ impl Screen {
 
     fn erase(&mut self) {
         if self.drawn > 0 {
-            let _ = write!(std::io::stdout(), "\x1b[{}A\x1b[J", self.drawn);
+            let _ = write!(anstream::stdout(), "\x1b[{}A\x1b[J", self.drawn);
             self.drawn = 0;
         }
     }

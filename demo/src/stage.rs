@@ -254,6 +254,9 @@ fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
         OWN,
         "--identity",
         "demo",
+        // Nobody watches a wave of seconds for minutes.
+        "--interval-milliseconds",
+        "200",
     ];
     let arguments = gpu_migrate_operator::args::Args::try_parse_from(arguments)?;
     Ok(Process::start("operator", gpu_migrate_operator::run::run(arguments, CancellationToken::new()))?)

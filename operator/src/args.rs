@@ -25,6 +25,9 @@ pub struct Args {
     /// Lease duration in seconds: another replica takes over when it was not renewed for so long.
     #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
     pub lease_seconds: u64,
+    /// Milliseconds between two looks at the policies; looks at a wave in progress are 2.5 times as far apart. For tests and the demo.
+    #[arg(long, hide = true, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub interval_milliseconds: u64,
     /// Form of the log.
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,

@@ -36,11 +36,17 @@ pub(crate) struct Migrations {
     metrics: Metrics,
     /// Last reconciled generation of each policy and when it is due again.
     due: BTreeMap<String, (Option<i64>, Timestamp)>,
+    interval: Duration,
 }
 
 impl Migrations {
     pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        Self { client, metrics, due: BTreeMap::new() }
+        Self { client, metrics, due: BTreeMap::new(), interval: INTERVAL }
+    }
+
+    /// With another interval than two seconds; all others change in proportion.
+    pub(crate) fn with_interval(self, interval: Duration) -> Self {
+        Self { interval, ..self }
     }
 
     /// Reconciles until it is dropped.
@@ -51,7 +57,7 @@ impl Migrations {
                 self.metrics.failures.inc();
                 tracing::warn!(%error, "listing policies and workloads failed; retrying");
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(self.interval).await;
         }
     }
 
@@ -88,6 +94,7 @@ impl Migrations {
                     INTERVAL
                 }
             };
+            let requeue_after = requeue_after.mul_f64(self.interval.as_secs_f64() / INTERVAL.as_secs_f64());
             self.due.insert(name, (policy.metadata.generation, now + requeue_after));
         }
         Ok(())

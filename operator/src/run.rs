@@ -25,7 +25,15 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// With a text for the owner: a kubeconfig that cannot be read, a port that is taken, a Lease that was lost.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     // Exhaustive, so that a flag that nobody reads does not compile.
-    let Args { kubeconfig, namespace, identity, metrics_bind, lease_seconds, log_format: _ } = args;
+    let Args {
+        kubeconfig,
+        namespace,
+        identity,
+        metrics_bind,
+        lease_seconds,
+        interval_milliseconds,
+        log_format: _,
+    } = args;
     let config = client::config(kubeconfig.as_deref(), None).await?;
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
@@ -40,7 +48,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), || Ok(()))).await?;
     tracing::info!(identity, namespace, "waiting for the Lease");
     let (elected, stop) = (CancellationToken::new(), tasks.stop());
-    let migrations = Migrations::new(client.clone(), metrics.clone()).run();
+    let migrations = Migrations::new(client.clone(), metrics.clone())
+        .with_interval(Duration::from_millis(interval_milliseconds))
+        .run();
     tasks.spawn("GPUMigration loop", once_elected(elected.clone(), stop.clone(), migrations));
     let config = config::run(client, namespace.clone(), metrics.clone());
     tasks.spawn("GPUConfig loop", once_elected(elected.clone(), stop, config));

@@ -1,7 +1,7 @@
 //! What makes pods in a cluster now, as manifests: what `plan` reads when it is given no files.
 
 use super::server;
-use crate::errors::of_server;
+use crate::errors::{is_absent, of_server};
 use crate::manifest::{Manifest, Origin, Source};
 use crate::progress::Progress;
 use anyhow::Context as _;
@@ -48,7 +48,7 @@ pub(crate) async fn manifests(client: &Client, namespace: Option<&str>) -> anyho
         let list = match api.list(&ListParams::default()).await {
             Ok(list) => list,
             // A kind that this cluster does not serve: the definitions are not installed.
-            Err(kube::Error::Api(status)) if status.code == 404 => continue,
+            Err(error) if is_absent(&error) => continue,
             Err(error @ kube::Error::Api(_)) => {
                 unread.push(format!(
                     "{} could not be listed: {}",

@@ -1,5 +1,6 @@
 //! The observed cluster, as far as the commands need it.
 
+use crate::errors::is_absent;
 use crate::manifest::Manifest;
 use crate::progress::Progress;
 use anyhow::Context as _;
@@ -155,7 +156,7 @@ where
     match Api::<K>::all(client.clone()).list(&ListParams::default()).await {
         Ok(list) => Ok(list.items),
         // The CustomResourceDefinitions are not installed.
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+        Err(error) if is_absent(&error) => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("list {}", K::plural(&()))),
     }
 }

@@ -13,11 +13,15 @@ use gpu_migrate_model::units::{Cores, MIB_PER_BLOCK};
 use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
-use std::io::{IsTerminal as _, Write};
+use std::io::{IsTerminal as _, Read as _, Write};
 use std::time::Duration;
 
 /// Cursor home and clear below: lines are overwritten without flicker.
 const HOME: &str = "\x1b[H\x1b[J";
+/// No pod's name is made shorter than this.
+const NARROWEST: usize = 12;
+/// Pods that are shown however small the window is.
+const FEWEST: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -200,7 +204,60 @@ fn node_table(nodes: &[NodeUse]) -> String {
     columns(&rows)
 }
 
-fn holder_table(holders: &[Holder], limit: usize) -> String {
+fn holder_table(holders: &[Holder], limit: usize, width: usize) -> String {
+    let text = holder_rows(holders, limit, usize::MAX);
+    let longest = text.lines().map(visible).max().unwrap_or(0);
+    if longest <= width {
+        return text;
+    }
+    // Names give way: the amounts are what one looks for.
+    let name = holders.iter().take(limit).map(|holder| holder.pod.chars().count()).max().unwrap_or(0);
+    holder_rows(holders, limit, name.saturating_sub(longest - width).max(NARROWEST))
+}
+
+fn visible(line: &str) -> usize {
+    anstream::adapter::strip_str(line).to_string().chars().count()
+}
+
+/// Beginning and end of a name that is too long.
+fn shortened(name: &str, width: usize) -> String {
+    let signs = name.chars().collect::<Vec<_>>();
+    if signs.len() <= width {
+        return name.to_owned();
+    }
+    let (begin, end) = (width / 2, width - width / 2 - 1);
+    signs[..begin].iter().chain(&['…']).chain(&signs[signs.len() - end..]).collect()
+}
+
+/// A text that fits a window: lines cut at its width, and the last ones left out.
+fn fitted(text: &str, (width, height): (usize, usize)) -> String {
+    let lines = text.lines().collect::<Vec<_>>();
+    let shown = if lines.len() > height { &lines[..height.saturating_sub(1)] } else { &lines[..] };
+    let mut out = shown.iter().map(|line| cut(line, width)).collect::<Vec<_>>().join("\n");
+    if shown.len() < lines.len() {
+        out += &format!("\n{}", paint(FAINT, &format!("and {} more lines", lines.len() - shown.len())));
+    }
+    out
+}
+
+/// A line of at most `width` signs, with its colours.
+fn cut(line: &str, width: usize) -> String {
+    if visible(line) <= width {
+        return line.to_owned();
+    }
+    let (mut out, mut signs, mut escape) = (String::new(), 0, false);
+    for sign in line.chars() {
+        escape = escape || sign == '\x1b';
+        if escape || signs + 1 < width {
+            out.push(sign);
+            signs += usize::from(!escape);
+        }
+        escape = escape && sign != 'm';
+    }
+    out + "…"
+}
+
+fn holder_rows(holders: &[Holder], limit: usize, name: usize) -> String {
     let titles = ["POD", "CONTAINER", "NODE", "CARDS", "CORES", "MEMORY"];
     let mut rows = vec![titles.map(|title| paint(HEAD, title)).to_vec()];
     rows.extend(holders.iter().take(limit).map(|holder| {
@@ -211,7 +268,14 @@ fn holder_table(holders: &[Holder], limit: usize) -> String {
         } else {
             holder.cores.to_string()
         };
-        vec![holder.pod.clone(), holder.container.clone(), holder.node.clone(), cards, cores, memory]
+        vec![
+            shortened(&holder.pod, name),
+            holder.container.clone(),
+            holder.node.clone(),
+            cards,
+            cores,
+            memory,
+        ]
     }));
     let mut text = columns(&rows);
     if holders.len() > limit {
@@ -221,7 +285,7 @@ fn holder_table(holders: &[Holder], limit: usize) -> String {
 }
 
 /// What `top` shows of a cluster.
-pub(crate) fn top(snapshot: &Snapshot, limit: usize) -> Answer {
+pub(crate) fn top(snapshot: &Snapshot, limit: usize, width: usize) -> Answer {
     let mut nodes =
         snapshot.shadows.iter().filter(|s| !cards(s).is_empty()).map(node_use).collect::<Vec<_>>();
     nodes.sort_by(|a, b| a.node.cmp(&b.node));
@@ -233,7 +297,7 @@ pub(crate) fn top(snapshot: &Snapshot, limit: usize) -> Answer {
         node_table(&nodes)
     };
     if !holders.is_empty() {
-        text += &format!("\n{}", holder_table(&holders, limit));
+        text += &format!("\n{}", holder_table(&holders, limit, width));
     }
     if !waiting.is_empty() {
         let mut rows = vec![["WAITING", "ASKS FOR", "WHY"].map(|title| paint(HEAD, title)).to_vec()];
@@ -259,22 +323,27 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
                 false => look.cluster.snapshot().await,
             }
         })?;
-        return Ok(top(&snapshot, args.limit).write(look.output, out)?);
+        return Ok(top(&snapshot, args.limit, usize::MAX).write(look.output, out)?);
     }
     runtime(async {
         let client = look.cluster.client().await?;
+        let mut keys = Keys::start()?;
         let mut failed = None;
         loop {
             match Snapshot::of_cards(&client).await {
                 Ok(snapshot) => {
-                    let text = top(&snapshot, args.limit).text;
-                    let head = format!("every {} s, Ctrl-C to quit", args.interval);
-                    write!(out, "{HOME}{}\n\n{text}", paint(FAINT, &head))?;
+                    let size = terminal_size::terminal_size();
+                    let size: (usize, usize) =
+                        size.map_or((80, 24), |(width, height)| (width.0.into(), height.0.into()));
+                    let head = format!("every {} s, q to quit", args.interval);
+                    let text = page(&snapshot, args.limit, (size.0, size.1.saturating_sub(2)));
+                    let text = format!("{}\n\n{text}", paint(FAINT, &head));
+                    write!(out, "{HOME}{}", text.replace('\n', "\r\n"))?;
                     failed = None;
                 }
                 // One failed refresh is tolerated, two in a row are not.
                 Err(error) if failed.is_none() => {
-                    writeln!(out, "{}", paint(WARNING, &format!("{error:#}; retrying")))?;
+                    write!(out, "\r\n{}", paint(WARNING, &format!("{error:#}; retrying")))?;
                     failed = Some(());
                 }
                 Err(error) => return Err(error),
@@ -282,8 +351,96 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
             out.flush()?;
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(args.interval)) => {}
-                _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+                () = keys.quit() => break,
+                _ = tokio::signal::ctrl_c() => break,
             }
         }
+        drop(keys);
+        writeln!(out)?;
+        Ok(Exit::Done)
     })
+}
+
+/// What fits a window: as many pods as leave room for nodes and waiting pods.
+fn page(snapshot: &Snapshot, limit: usize, size: (usize, usize)) -> String {
+    let text = |limit| top(snapshot, limit, size.0).text;
+    let too_long = text(limit).lines().count().saturating_sub(size.1);
+    fitted(&text(limit.saturating_sub(too_long + usize::from(too_long > 0)).max(FEWEST)), size)
+}
+
+/// Keys that are pressed, while the terminal hands them over one by one.
+struct Keys(tokio::sync::mpsc::Receiver<u8>);
+
+impl Keys {
+    fn start() -> std::io::Result<Self> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        if std::io::stdin().is_terminal() {
+            crossterm::terminal::enable_raw_mode()?;
+            // It ends with the process: nothing interrupts a read of a terminal.
+            std::thread::spawn(move || {
+                let mut bytes = std::io::stdin().lock().bytes();
+                while let Some(Ok(key)) = bytes.next()
+                    && sender.blocking_send(key).is_ok()
+                {}
+            });
+        }
+        Ok(Self(receiver))
+    }
+
+    /// Until q, Escape or Ctrl-C, which is no signal meanwhile.
+    async fn quit(&mut self) {
+        loop {
+            match self.0.recv().await {
+                Some(b'q' | 0x03 | 0x1b) => return,
+                Some(_) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        // Where it was not set this does nothing.
+        let _ = crossterm::terminal::disable_raw_mode();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(pod: &str) -> Holder {
+        Holder {
+            pod: pod.into(),
+            container: "main".into(),
+            node: "gpu-01".into(),
+            cards: vec![0],
+            cores: 50,
+            mib: 3072,
+            legacy: false,
+        }
+    }
+
+    #[test]
+    fn a_window_of_80_columns_shows_the_amounts_and_shortens_the_names() {
+        let holders = [
+            holder("a-team-with-a-long-name/a-workload-with-a-very-long-name-5c7d9f8b6d-x2x4z"),
+            holder("a/b"),
+        ];
+        let text = anstream::adapter::strip_str(&holder_table(&holders, 9, 80)).to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.lines().skip(1).all(|line| line.ends_with("3.0 GiB")), "{text}");
+        assert!(text.contains("a-team-with") && text.contains("…") && text.contains("x2x4z"), "{text}");
+        assert!(!holder_table(&holders, 9, 200).contains('…'));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_colours_end() {
+        let text = format!("{}\nb\nc\nd", paint(WARNING, "a-line-that-is-long"));
+        let out = fitted(&text, (8, 3));
+        assert_eq!(anstream::adapter::strip_str(&out).to_string(), "a-line-…\nb\nand 2 more lines");
+        assert!(out.lines().next().unwrap().contains("\x1b[0m"), "{out:?}");
+        assert_eq!(fitted("a\nb", (8, 3)), "a\nb");
+    }
 }

@@ -3,6 +3,7 @@
 use super::change::{MANAGER, confirmed};
 use super::{Answer, Output, Snapshot};
 use crate::args::UninstallArgs;
+use crate::errors::is_absent;
 use crate::exit::Exit;
 use crate::progress::Progress;
 use crate::style::{FAINT, counted, paint};
@@ -256,7 +257,7 @@ impl Remover<'_> {
         let list = match self.api(kind).list_metadata(&ListParams::default().labels(OURS)).await {
             Ok(list) => list,
             // A kind that this cluster does not serve.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) if is_absent(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         for object in list.items {
@@ -268,11 +269,15 @@ impl Remover<'_> {
     async fn named(&mut self, kind: &Kind, name: &str) -> anyhow::Result<()> {
         let api = self.api(kind);
         let there = if self.args.change.dry_run {
-            api.get_metadata_opt(name).await?.is_some()
+            match api.get_metadata_opt(name).await {
+                Ok(found) => found.is_some(),
+                Err(error) if is_absent(&error) => false,
+                Err(error) => return Err(error.into()),
+            }
         } else {
             match api.delete(name, &DeleteParams::foreground()).await {
                 Ok(_) => true,
-                Err(kube::Error::Api(status)) if status.code == 404 => false,
+                Err(error) if is_absent(&error) => false,
                 Err(error) => return Err(error.into()),
             }
         };
@@ -284,7 +289,11 @@ impl Remover<'_> {
 
     async fn elsewhere(&mut self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
-        if bindings.get_metadata_opt(name).await?.is_some() {
+        let found = match bindings.get_metadata_opt(name).await {
+            Err(error) if is_absent(&error) => None,
+            found => found?,
+        };
+        if found.is_some() {
             if !self.args.change.dry_run {
                 bindings.delete(name, &DeleteParams::default()).await?;
             }

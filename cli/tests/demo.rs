@@ -1,0 +1,138 @@
+//! The commands of this program on the cluster of `demo --keep`, and its end by Ctrl-C.
+
+#![cfg(feature = "demo")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+
+const STORY: &str = r#"
+nodes: [{name: node-a, cards: 2, model: Tesla-T4, memoryMiB: 15360}]
+steps:
+  - apply: {apiVersion: v1, kind: Namespace, metadata: {name: team, labels: {gpu-migrate.io/project: team, gpu-migrate.io/opt-in: "true"}}}
+  - apply:
+      apiVersion: apps/v1
+      kind: Deployment
+      metadata: {name: web, namespace: team}
+      spec:
+        replicas: 1
+        selector: {matchLabels: {app: web}}
+        template:
+          metadata: {labels: {app: web}}
+          spec:
+            containers: [{name: c, image: i, command: [serve], resources: {limits: {nvidia.com/gpu: 1}}}]
+  - ready: {namespace: team, pods: 1}
+  - apply:
+      apiVersion: gpu-migrate.io/v1alpha1
+      kind: GPUMigration
+      metadata: {name: team}
+      spec:
+        project: team
+        mode: Enforce
+        convert: {coresPerCard: 50, blocksPerCard: 10}
+        rollout: {gate: {soakSeconds: 0}, waves: [{percent: 100}]}
+  - phase: {migration: team, is: Complete}
+"#;
+
+struct Demo {
+    process: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Demo {
+    fn start(story: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("story.yaml");
+        std::fs::write(&script, story).unwrap();
+        let mut process = Command::new(assert_cmd::cargo::cargo_bin("gpu-migrate"))
+            .args(["demo", "--fast", "--keep", "--script"])
+            .arg(&script)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, lines, _folder: folder }
+    }
+
+    /// Reads on until a line that contains this.
+    fn until(&mut self, part: &str) -> String {
+        let mut seen = Vec::new();
+        for line in self.lines.by_ref() {
+            let line = line.unwrap();
+            if line.contains(part) {
+                return line;
+            }
+            seen.push(line);
+        }
+        panic!("{part} was never said: {seen:#?}")
+    }
+
+    /// Ctrl-C. How it ended, and what it said on stderr.
+    fn interrupt(mut self) -> (Option<i32>, String) {
+        let sent = Command::new("kill").args(["-INT", &self.process.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        self.until("Stopped. Nothing of it is left on this machine.");
+        let mut errors = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        (self.process.wait().unwrap().code(), errors)
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn every_command_works_on_the_cluster_of_the_demo() {
+    let mut demo = Demo::start(STORY);
+    let kubeconfig = demo.until("export KUBECONFIG=").split_once('=').unwrap().1.to_owned();
+    demo.until("stays up until Ctrl-C");
+    let run = |arguments: &str| {
+        let output = Command::new(assert_cmd::cargo::cargo_bin("gpu-migrate"))
+            .args(arguments.split(' '))
+            .env("KUBECONFIG", &kubeconfig)
+            .output()
+            .unwrap();
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code().unwrap(), text)
+    };
+    for (arguments, code, part) in [
+        ("status", 0, "Complete"),
+        ("status node-a --holders", 0, "team/web"),
+        ("top --once", 0, "team/web"),
+        // The node agent may still hold the card of the pod that was replaced.
+        ("verify", 0, "checked 1 node, 2 cards"),
+        ("preflight", 0, "webhook: registered"),
+        ("plan -o summary", 0, "Deployment team/web"),
+        ("quota translate", 0, "no ResourceQuota in an opted-in namespace"),
+        ("rollout undo team --dry-run", 0, "1 shared pod requested 1 whole card before; free: "),
+        ("cordon-card node-a 1 --dry-run", 0, "cordoned cards: 1"),
+        ("uninstall --dry-run", 3, "1 shared pod left"),
+        ("uninstall --dry-run --force", 0, "(dry run)"),
+    ] {
+        let (ended, text) = run(arguments);
+        assert!(
+            ended == code && text.contains(part),
+            "{arguments}: {ended}, expected {code} and {part:?}\n{text}"
+        );
+        assert!(!text.contains("ApiError") && !text.contains("Status {"), "{arguments}: {text}");
+    }
+    let (ended, text) = run("rollout undo nobody");
+    assert_eq!(ended, 1);
+    assert!(text.starts_with("error: GPUMigration nobody: ") && text.contains("(API server http"), "{text}");
+    assert_eq!(demo.interrupt(), (Some(0), String::new()));
+}
+
+#[test]
+fn ctrl_c_in_the_middle_is_no_error() {
+    let mut demo =
+        Demo::start(&(STORY.to_owned() + "  - say: now\n  - phase: {migration: team, is: Failed}\n"));
+    demo.until("now");
+    assert_eq!(demo.interrupt(), (Some(0), String::new()));
+}
