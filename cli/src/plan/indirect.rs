@@ -41,10 +41,11 @@ pub(super) fn outcome(manifest: &Manifest, rules: &Rules, default_namespace: &st
 
 fn find(value: &Value, path: &str, places: &mut Vec<Place>) {
     match value {
-        Value::Object(map) if map.get("spec").is_some_and(|spec| spec["containers"].is_array()) => {
-            if cards(value).is_some() {
-                places.push(Place::Template(path.to_owned(), value.clone()));
-            }
+        Value::Object(map)
+            if map.get("spec").is_some_and(|spec| spec["containers"].is_array())
+                && cards(value).is_some() =>
+        {
+            places.push(Place::Template(path.to_owned(), value.clone()));
         }
         Value::Object(map) => {
             if let Some(resource) = map.get("resources").and_then(requested) {
