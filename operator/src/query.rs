@@ -1,4 +1,4 @@
-//! A gate's Prometheus query: one instant query, one value.
+//! A gate's Prometheus query: one instant query, whose largest value counts.
 
 use gpu_migrate_model::crd::GateQuery;
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -51,18 +51,24 @@ fn address(query: &GateQuery) -> Result<http::Uri, String> {
         .map_err(|error| format!("url {:?}: {error}", query.url))
 }
 
-/// The first value of an answer, scalar or vector. An empty result is an error: a query about workloads that report nothing must
-/// not pass.
+/// The largest value of an answer, scalar or vector: one series that is too high fails the gate. An empty result is an error: a
+/// query about workloads that report nothing must not pass.
 fn value(body: &[u8]) -> Result<f64, String> {
     let answer: Value =
         serde_json::from_slice(body).map_err(|error| format!("the answer is not JSON: {error}"))?;
-    let text = answer
-        .pointer("/data/result/0/value/1")
-        .or_else(|| answer.pointer("/data/result/1"))
-        .and_then(Value::as_str)
-        .ok_or("the query returned no value")?;
-    let value = text.parse::<f64>().map_err(|_| format!("the query returned {text:?}, expected a number"))?;
-    if value.is_nan() { Err("the query returned NaN".to_owned()) } else { Ok(value) }
+    let result = answer.pointer("/data/result").and_then(Value::as_array);
+    let texts = result.into_iter().flatten().filter_map(|series| series.pointer("/value/1").or(Some(series)));
+    let mut largest: Option<f64> = None;
+    // Of a scalar the first part is its time, a number.
+    for text in texts.filter_map(Value::as_str) {
+        let value =
+            text.parse::<f64>().map_err(|_| format!("the query returned {text:?}, expected a number"))?;
+        if value.is_nan() {
+            return Err("the query returned NaN".to_owned());
+        }
+        largest = Some(largest.map_or(value, |largest| largest.max(value)));
+    }
+    largest.ok_or_else(|| "the query returned no value".to_owned())
 }
 
 #[cfg(test)]
@@ -71,9 +77,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_first_value_counts_and_an_empty_result_is_an_error() {
+    fn the_largest_value_counts_and_an_empty_result_is_an_error() {
         let of = |result: Value| value(json!({"data": {"result": result}}).to_string().as_bytes());
         assert_eq!(of(json!([{"metric": {}, "value": [1.5, "0.25"]}])), Ok(0.25));
+        let two = json!([{"metric": {"pod": "a"}, "value": [1.5, "0.25"]}, {"metric": {"pod": "b"}, "value": [1.5, "9"]}]);
+        assert_eq!(of(two), Ok(9.0), "the second series is the one that is too high");
         assert_eq!(of(json!([1.5, "3"])), Ok(3.0));
         assert_eq!(of(json!([])), Err("the query returned no value".into()));
         assert_eq!(of(json!([{"value": [1, "NaN"]}])), Err("the query returned NaN".into()));

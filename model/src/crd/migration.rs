@@ -369,7 +369,7 @@ impl Default for Gate {
 pub struct GateQuery {
     /// Address of the Prometheus API, `http://prometheus.monitoring:9090`.
     pub url: String,
-    /// The query; its first value counts.
+    /// The query; its largest value counts.
     pub promql: String,
     /// The largest value that passes.
     pub max: f64,

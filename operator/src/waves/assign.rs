@@ -20,7 +20,9 @@ pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationSt
     let current = status.wave.unwrap_or(1);
     let mut assigned = still_assigned(waves, &movable, status, current);
     let mut waiting = movable.iter().filter(|key| !assigned.contains_key(**key)).copied().collect::<Vec<_>>();
-    waiting.sort_by_key(|key| (order(key), (*key).clone()));
+    // What is labelled was begun by an operator that could not write its status: it is of the current wave, whatever came since.
+    let labelled = seen.iter().filter(|one| one.labelled).map(|one| &one.key).collect::<BTreeSet<_>>();
+    waiting.sort_by_key(|key| (!labelled.contains(key), order(key), (*key).clone()));
 
     for (number, wave) in (1_u32..).zip(waves) {
         if let Some(names) = &wave.workloads {
