@@ -1,6 +1,7 @@
 //! Whether, where and on which cards: pure decisions over one node's occupancy.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::capacity::RequestSummary;
@@ -10,7 +11,7 @@ use gpu_migrate_model::units::CardIndex;
 
 use crate::score::NodeScorer;
 use crate::state::NodeInfo;
-use crate::state::node::{Inventory, NodeOccupancy};
+use crate::state::node::{Inventory, NodeOccupancy, Placed, UNNAMED};
 use crate::state::pod::{Cards, PodFacts, cards_of, compact};
 
 /// Whether `pod` fits on the node, by the fast fit where that decides.
@@ -21,13 +22,37 @@ pub fn fits(info: &NodeInfo, pod: &PodFacts, summary: RequestSummary) -> Result<
     info.capacity.fits(summary, || placement(&info.inventory, &info.occupancy, pod, None))
 }
 
-/// The same where the pod's own assumption, or the victims of a preemption, are left out.
+/// The same where the pod's own assumption, or the victims of a preemption, are left out, beside the pods that are nominated
+/// to the node.
 ///
 /// # Errors
 /// Why it does not fit even so.
 pub fn fits_without(info: &NodeInfo, pod: &PodFacts, without: impl Fn(&str) -> bool) -> Result<(), Refusal> {
-    let (_, occupancy) = info.occupancy_without(without);
+    let (_, occupancy) = info.occupancy_with(&kept_for_nominated(info, pod), without);
     placement(&info.inventory, &occupancy, pod, None).map(drop)
+}
+
+/// The nominated pods that go before `pod`, as the scheduler has it (those of equal or higher priority), on the cards that they
+/// get once the pods that are leaving are gone.
+fn kept_for_nominated(info: &NodeInfo, pod: &PodFacts) -> Vec<Placed> {
+    let mut ahead: Vec<&Arc<PodFacts>> = info
+        .nominated
+        .iter()
+        .filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
+        .collect();
+    ahead.sort_by(|one, other| (other.priority, &one.uid).cmp(&(one.priority, &other.uid)));
+    let mut kept: Vec<Placed> = Vec::new();
+    // A holder that the node reports and the API has no more is leaving too, but for one that is not named yet.
+    let leaves =
+        |uid: &str| info.pods.get(uid).map_or(!uid.starts_with(UNNAMED), |placed| placed.pod.leaving);
+    for other in ahead {
+        let goes = |uid: &str| uid == &*pod.uid || leaves(uid) && kept.iter().all(|one| *one.pod.uid != *uid);
+        let (_, occupancy) = info.occupancy_with(&kept, goes);
+        if let Ok(cards) = placement(&info.inventory, &occupancy, other, None) {
+            kept.push(Placed { pod: Arc::clone(other), cards: compact(&cards) });
+        }
+    }
+    kept
 }
 
 /// The cards for `pod` on this node, by the model's evaluators; on one card alone where `card` is given.
@@ -71,7 +96,7 @@ pub enum Undecided {
 /// # Errors
 /// Why it does not fit.
 pub fn choose(info: &NodeInfo, pod: &PodFacts, scorer: &NodeScorer) -> Result<Cards, Undecided> {
-    let (mut ledger, occupancy) = info.occupancy_without(|uid| uid == &*pod.uid);
+    let (mut ledger, occupancy) = info.occupancy_with(&kept_for_nominated(info, pod), |uid| uid == &*pod.uid);
     let on = |card| placement(&info.inventory, &occupancy, pod, card);
     let best = scorer.card(&occupancy, &info.inventory, pod).and_then(|card| on(Some(card)).ok());
     let placement = best.map_or_else(|| on(None), Ok)?;

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use gpu_migrate_model::crd::{GPUConfigSpec, GPUShadowStatus};
 use gpu_migrate_model::view::PodView;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::state::Cluster;
 use crate::state::node::{NodeFacts, ShadowFacts};
-use crate::state::pod::{PodFacts, Rules};
+use crate::state::pod::{PodFacts, Rules, succeeded_member};
 use crate::wire::node::NodeView;
 
 /// Why a snapshot cannot be used.
@@ -53,8 +54,11 @@ struct Config {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct ShadowMeta<'a> {
     name: &'a str,
+    #[serde(default)]
+    owner_references: Vec<OwnerReference>,
 }
 
 /// Reads the snapshot in `path` into `cluster`.
@@ -86,7 +90,9 @@ pub fn fill(text: &[u8], path: &str, rules: &Rules, cluster: &mut Cluster) -> Re
             "GPUShadow" => {
                 let shadow: Shadow<'_> = serde_json::from_str(raw.get()).map_err(bad)?;
                 let status = shadow.status.unwrap_or_default();
-                cluster.set_shadow(shadow.metadata.name, ShadowFacts::read(&status));
+                let mut owners = shadow.metadata.owner_references.into_iter();
+                let node = owners.find(|owner| owner.kind == "Node").map(|owner| owner.uid);
+                cluster.set_shadow(shadow.metadata.name, ShadowFacts::read(&status).of_node(node));
             }
             "GPUConfig" => {
                 let config: Config = serde_json::from_str(raw.get()).map_err(bad)?;
@@ -99,7 +105,11 @@ pub fn fill(text: &[u8], path: &str, rules: &Rules, cluster: &mut Cluster) -> Re
 }
 
 fn add_pod(pod: &PodView<'_>, rules: &Rules, cluster: &mut Cluster) {
-    if !pod.is_finished() && PodFacts::concerns(pod, rules) {
+    if pod.is_finished() {
+        if let Some((gang, owner)) = succeeded_member(pod) {
+            cluster.note_success(&pod.metadata.uid, gang, owner);
+        }
+    } else if PodFacts::concerns(pod, rules) {
         cluster.set_pod(PodFacts::read(pod, rules));
     }
 }

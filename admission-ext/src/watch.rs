@@ -53,19 +53,15 @@ pub async fn run(engine: Arc<Engine>, client: Client) {
     tokio::join!(pods, nodes, shadows, config, ready);
 }
 
-/// Every pod that has not finished. A pod that finishes leaves the selection, which the watch tells as a deletion.
-const UNFINISHED: &str = "status.phase!=Succeeded,status.phase!=Failed";
-
 async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
-    let config = Config::default().fields(UNFINISHED);
-    // What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
+    // Finished pods too: the members of a gang that have succeeded count. What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
     let mut unlisted = HashSet::<Arc<str>>::new();
     follow(
-        watch(Api::<WatchedPod>::all(client), config),
+        watch(Api::<WatchedPod>::all(client), Config::default()),
         || {},
         |event| match event {
             Event::Init => {
-                unlisted = engine.read(|cluster| cluster.pods().map(|pod| Arc::clone(&pod.uid)).collect());
+                unlisted = engine.read(|cluster| cluster.uids().cloned().collect());
             }
             Event::InitApply(pod) => {
                 unlisted.remove(&*pod.view.metadata.uid);
@@ -85,7 +81,7 @@ async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>
 fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
     let rules = &engine.settings().rules;
     if pod.is_finished() {
-        engine.remove_pod(&pod.metadata.uid);
+        engine.finish_pod(pod);
     } else if PodFacts::concerns(pod, rules) {
         engine.set_pod(PodFacts::read(pod, rules));
     }
@@ -123,7 +119,9 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &Sender<Sync
     let mut listed = HashSet::<String>::new();
     let apply = |shadow: DeserializeGuard<GPUShadow>| {
         let Ok(GPUShadow { metadata, status: Some(status), .. }) = shadow.0 else { return };
-        engine.set_shadow(&metadata.name.unwrap_or_default(), ShadowFacts::read(&status));
+        let owners = metadata.owner_references.into_iter().flatten();
+        let node = owners.filter(|owner| owner.kind == "Node").map(|owner| owner.uid).next();
+        engine.set_shadow(&metadata.name.unwrap_or_default(), ShadowFacts::read(&status).of_node(node));
     };
     let api = Api::<DeserializeGuard<GPUShadow>>::all(client);
     // Without the definition no node agent has published anything: every node is known by its capacity alone.

@@ -195,10 +195,9 @@ impl Engine {
             let gang = pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
             return Err(BindError::Gang { gang, why });
         }
-        let exceeded = self.exceeded(cluster, pod);
-        let quota = cluster.node(node).and_then(|info| exceeded.iter().find(|quota| quota.applies_to(info)));
-        if let Some(quota) = quota {
-            return Err(BindError::Quota(quota.reason.clone()));
+        let mut quotas = self.quota_check(cluster, pod);
+        if let Some(reason) = cluster.node(node).and_then(|info| quotas.refusal(info)) {
+            return Err(BindError::Quota(reason.to_owned()));
         }
         let cards = match cluster.node(node) {
             _ if pod.kind == PodKind::Plain => Cards::default(),
@@ -209,6 +208,10 @@ impl Engine {
         cluster.assume(pod, node, cards.clone(), until);
         if let Some(gang) = &pod.gang {
             self.start_gang(gang);
+            if pod.unschedulable {
+                // The others were refused because there was no node for this one.
+                cluster.free_somewhere();
+            }
         }
         self.scorer.count(pod);
         Ok(cards)

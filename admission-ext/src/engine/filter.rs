@@ -104,6 +104,7 @@ impl Engine {
         let mut cluster = self.cluster.read();
         let noted = !dry_run && pod.kind != PodKind::Plain && !nodes.is_empty();
         if noted {
+            self.note_scheduler(&pod.scheduler);
             self.refused.note(pod, &cluster, (self.clock)().instant);
         }
         if !cluster.is_placed(&pod.uid)
@@ -113,20 +114,22 @@ impl Engine {
             let never = Verdict::Unresolvable(reasons.text(&refusal));
             return (vec![never; nodes.len()], reasons);
         }
-        let exceeded = self.exceeded(&cluster, pod);
         let own = Own::of(&cluster, pod);
-        for at in 0..nodes.len() {
-            if at % NODES_PER_LOCK == NODES_PER_LOCK - 1 {
+        for part in (0..nodes.len()).step_by(NODES_PER_LOCK) {
+            if part > 0 {
                 parking_lot::RwLockReadGuard::bump(&mut cluster);
             }
-            let mut verdict = self.verdict(&cluster, pod, summary, &own, (nodes, at), &mut reasons);
-            if verdict == Verdict::Fits
-                && let Some(info) = cluster.node(nodes.name(at)).filter(|_| !exceeded.is_empty())
-                && let Some(quota) = exceeded.iter().find(|quota| quota.applies_to(info))
-            {
-                verdict = Verdict::Failed(reasons.text(&quota.reason));
+            let mut quotas = self.quota_check(&cluster, pod);
+            for at in part..nodes.len().min(part + NODES_PER_LOCK) {
+                let mut verdict = self.verdict(&cluster, pod, summary, &own, (nodes, at), &mut reasons);
+                if verdict == Verdict::Fits
+                    && let Some(info) = cluster.node(nodes.name(at))
+                    && let Some(reason) = quotas.refusal(info)
+                {
+                    verdict = Verdict::Failed(reasons.text(reason));
+                }
+                verdicts.push(verdict);
             }
-            verdicts.push(verdict);
         }
         if noted && verdicts.contains(&Verdict::Fits) {
             self.refused.clear(&pod.uid);
@@ -150,10 +153,12 @@ impl Engine {
         if let Some(earlier) = own.assumed.as_ref().filter(|earlier| &***earlier != name) {
             // Its cards there are kept until it is known that it is not bound there.
             let text = format!("waiting for the outcome of an earlier bind to node {earlier}");
-            return Verdict::Failed(reasons.text(&text));
+            return Verdict::Unresolvable(reasons.text(&text));
         }
         let answer = match cluster.node_with_id(name) {
-            Some((id, info)) if own.info == Some(id) => fits_without(info, pod, |uid| uid == &*pod.uid),
+            Some((id, info)) if own.info == Some(id) || !info.nominated.is_empty() => {
+                fits_without(info, pod, |uid| uid == &*pod.uid)
+            }
             Some((_, info)) => fits(info, pod, summary),
             None => match self.template(nodes, at) {
                 Some(facts) => {

@@ -3,7 +3,11 @@
 //! - **filter** lets no member pass while the cluster could not hold all members that are still missing, beside what
 //!   is held and still missing of the gangs that have started before.
 //! - **bind** assumes each member's cards and holds the call; the last member's call binds all. If a binding fails or
-//!   time runs out, all that are not bound yet are released.
+//!   time runs out, all that are not bound yet are released: their cards first, then the calls, Events last.
+//!
+//! Members that have succeeded count as there, those that failed do not: they are made again. A member that the scheduler's own
+//! rules leave no node (CPU, taints, affinity: it says so in the pod's condition) or that somebody else's gate keeps back holds
+//! up the gang before any card is held, and not after.
 //!
 //! A gang that has started counts as if it were whole. So of two gangs that need more than half of the cluster each, the
 //! second does not begin before the first has finished or given up; and one that has given up backs off for a while.
@@ -62,7 +66,7 @@ impl Engine {
     /// Why no member of the pod's gang may be placed now; `None` if it may, or is in no gang.
     pub(super) fn gang_refusal(&self, cluster: &Cluster, pod: &PodFacts) -> Option<String> {
         let gang = pod.gang.as_ref()?;
-        self.gangs.lock().refusal(cluster, pod, gang, (self.clock)().instant)
+        self.gangs.lock().refusal(cluster, pod, gang, (self.clock)().instant, self.settings.held_binds)
     }
 
     /// Holds the bind of a member until all are there, or binds all.
@@ -76,16 +80,18 @@ impl Engine {
         match self.take_turn(pod, gang, node, cards) {
             Turn::All(members, answer) => {
                 self.bind_all(gang, members).await;
-                answer.await.unwrap_or_else(|_| Err(released(gang, "the gang was given up")))
+                answer.await.unwrap_or_else(|_| Err(released(&gang.key, "the gang was given up")))
             }
             Turn::Wait(mut answer, deadline) => {
                 let left = deadline.saturating_duration_since((self.clock)().instant);
                 match tokio::time::timeout(left, &mut answer).await {
-                    Ok(answer) => answer.unwrap_or_else(|_| Err(released(gang, "the gang was given up"))),
+                    Ok(answer) => {
+                        answer.unwrap_or_else(|_| Err(released(&gang.key, "the gang was given up")))
+                    }
                     Err(_) => {
-                        self.give_up(gang, deadline, "not all members came in time").await;
+                        self.give_up(&gang.key, deadline, "not all members came in time");
                         // The call that gave the gang up, or is binding it now, answers all.
-                        answer.await.unwrap_or_else(|_| Err(released(gang, "the gang was given up")))
+                        answer.await.unwrap_or_else(|_| Err(released(&gang.key, "the gang was given up")))
                     }
                 }
             }
@@ -107,7 +113,8 @@ impl Engine {
         let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, reply };
         started.held.insert(Arc::clone(&pod.uid), held);
         let bound = cluster.members(&gang.key).filter(|member| member.node.is_some()).count();
-        if bound + started.held.len() < gang.size as usize {
+        let done = bound + cluster.succeeded(&gang.key, pod.owner.as_ref());
+        if done + started.held.len() < gang.size as usize {
             return Turn::Wait(answer, started.deadline);
         }
         let all = gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default();
@@ -127,9 +134,11 @@ impl Engine {
             failed = outcomes.buffer_unordered(AT_A_TIME).any(|bound| async move { !bound }).await;
         }
         if failed {
-            self.release(gang, waiting.collect(), "another member could not be bound").await;
+            self.release(&gang.key, gang.size, waiting.collect(), "another member could not be bound");
         } else {
             self.metrics.gang_bound.inc();
+            // Gangs for which no more binds could be held.
+            self.change(Cluster::free_somewhere);
         }
     }
 
@@ -141,32 +150,62 @@ impl Engine {
         bound
     }
 
+    /// Gives a gang up that has begun, because there is no node for this member.
+    pub(super) fn give_up_without(&self, gang: &GangRef, uid: &str, name: &str) {
+        let deadline = {
+            let gangs = self.gangs.lock();
+            gangs
+                .started
+                .get(&gang.key)
+                .filter(|started| !started.held.contains_key(uid))
+                .map(|it| it.deadline)
+        };
+        // A member that is assumed had a node; its condition is from before.
+        if let Some(deadline) = deadline.filter(|_| self.read(|cluster| !cluster.is_placed(uid))) {
+            self.give_up(&gang.key, deadline, &no_node_for(name));
+        }
+    }
+
     /// Releases every member that is held since the gang began with this deadline.
-    async fn give_up(&self, gang: &GangRef, deadline: Instant, why: &'static str) {
+    fn give_up(&self, gang: &Arc<str>, deadline: Instant, why: &str) {
         let until = (self.clock)().instant + self.settings.gang_timeout / 4;
-        let members = {
+        let started = {
             let mut gangs = self.gangs.lock();
-            match gangs.started.get(&gang.key) {
+            match gangs.started.get(gang) {
                 Some(started) if started.deadline == deadline => {}
                 // Another member did it, or the gang is being bound, or has started again.
                 _ => return,
             }
-            gangs.backing_off.insert(Arc::clone(&gang.key), until);
-            gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default()
+            gangs.backing_off.insert(Arc::clone(gang), until);
+            gangs.started.remove(gang)
         };
-        self.release(gang, members.into_values().collect(), why).await;
+        if let Some(Started { size, held, .. }) = started {
+            self.release(gang, size, held.into_values().collect(), why);
+        }
     }
 
-    async fn release(&self, gang: &GangRef, members: Vec<Held>, why: &'static str) {
+    fn release(&self, gang: &Arc<str>, size: u32, members: Vec<Held>, why: &str) {
         let is_bound = |member: &&Arc<PodFacts>| member.node.is_some();
-        let bound = self.read(|cluster| cluster.members(&gang.key).filter(is_bound).count());
-        let why = format!("{why}; bound {bound} of {}, the rest released", gang.size);
+        let bound = self.change(|cluster| {
+            members.iter().for_each(|held| cluster.forget(&held.pod.uid));
+            cluster.members(gang).filter(is_bound).count()
+        });
+        let error = released(gang, &format!("{why}; bound {bound} of {size}, the rest released"));
+        self.metrics.gang_released.inc_by(members.len() as u64);
+        let (api, text) = (Arc::clone(&self.api), error.to_string());
+        let told: Vec<Arc<PodFacts>> = members.iter().map(|held| Arc::clone(&held.pod)).collect();
+        // Held calls are only ever answered in a runtime.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let warn = |pod: Arc<PodFacts>| {
+                    let (api, text) = (&api, text.clone());
+                    async move { api.warn(&pod, "GangReleased", text).await }
+                };
+                futures::stream::iter(told).for_each_concurrent(AT_A_TIME, warn).await;
+            });
+        }
         for held in members {
-            self.change(|cluster| cluster.forget(&held.pod.uid));
-            self.metrics.gang_released.inc();
-            let error = released(gang, &why);
-            self.api.warn(&held.pod, "GangReleased", error.to_string()).await;
-            let _ = held.reply.send(Err(error));
+            let _ = held.reply.send(Err(error.clone()));
         }
     }
 
@@ -202,7 +241,7 @@ impl Engine {
         for key in cluster.gangs() {
             let Some(gated) = cluster.members(key).find(|member| member.gated) else { continue };
             let Some(gang) = &gated.gang else { continue };
-            if self.gangs.lock().refusal(&cluster, gated, gang, now).is_none() {
+            if self.gangs.lock().refusal(&cluster, gated, gang, now, self.settings.held_binds).is_none() {
                 lift.extend(cluster.members(key).filter(|member| member.gated).cloned());
             }
         }
@@ -222,8 +261,12 @@ impl Engine {
     }
 }
 
-fn released(gang: &GangRef, why: &str) -> BindError {
-    BindError::Gang { gang: gang.key.to_string(), why: why.to_owned() }
+fn released(gang: &str, why: &str) -> BindError {
+    BindError::Gang { gang: gang.to_owned(), why: why.to_owned() }
+}
+
+fn no_node_for(pod: &str) -> String {
+    format!("the scheduler finds no node for its pod {pod}")
 }
 
 impl Gangs {
@@ -233,12 +276,38 @@ impl Gangs {
     }
 
     /// Why the gang of `pod` cannot have its missing members placed now.
-    fn refusal(&self, cluster: &Cluster, pod: &PodFacts, gang: &GangRef, now: Instant) -> Option<String> {
-        let known: Vec<&Arc<PodFacts>> = cluster.members(&gang.key).collect();
-        let exist = known.len() + usize::from(!known.iter().any(|member| member.uid == pod.uid));
-        if exist < gang.size as usize {
+    fn refusal(
+        &self,
+        cluster: &Cluster,
+        pod: &PodFacts,
+        gang: &GangRef,
+        now: Instant,
+        held_binds: usize,
+    ) -> Option<String> {
+        let (key, size) = (&gang.key, gang.size as usize);
+        if size > held_binds {
+            return Some(format!(
+                "gang {key}: it has {size} pods, and binds are held for at most {held_binds}"
+            ));
+        }
+        let coming: Vec<&Arc<PodFacts>> = coming(cluster, key).collect();
+        let exist = coming.len() + usize::from(!coming.iter().any(|member| member.uid == pod.uid));
+        if exist + cluster.succeeded(key, pod.owner.as_ref()) < size {
             // Without the count: the text stays the same while members come.
-            return Some(format!("gang {}: not all of its {} pods exist yet", gang.key, gang.size));
+            return Some(format!("gang {key}: not all of its {size} pods exist yet"));
+        }
+        let stuck = |member: &&&Arc<PodFacts>| {
+            member.unschedulable && member.uid != pod.uid && !cluster.is_placed(&member.uid)
+        };
+        if let Some(member) = coming.iter().find(stuck) {
+            return Some(format!("gang {key}: {}", no_node_for(&member.shown())));
+        }
+        let others = self.started.iter().filter(|(other, _)| *other != key);
+        let held: usize = others.map(|(_, started)| started.size as usize).sum();
+        if held > 0 && held + size > held_binds {
+            return Some(format!(
+                "gang {key}: {held} binds are held for other gangs, of at most {held_binds}"
+            ));
         }
         let waits = |other: &Arc<str>| {
             cluster.members(other).any(|member| !member.gated && !cluster.is_placed(&member.uid))
@@ -250,10 +319,14 @@ impl Gangs {
         }
         let mut missing = Vec::new();
         for (key, started) in self.started.iter().filter(|(key, _)| **key != gang.key) {
-            missing.extend(still_missing(cluster, key, started.size, None));
+            missing.extend(still_missing(
+                cluster,
+                &GangRef { key: Arc::clone(key), size: started.size },
+                None,
+            ));
         }
         let rivals = missing.len();
-        missing.extend(still_missing(cluster, &gang.key, gang.size, Some(pod)));
+        missing.extend(still_missing(cluster, gang, Some(pod)));
         if all_fit(cluster, &missing) {
             return None;
         }
@@ -262,18 +335,23 @@ impl Gangs {
     }
 }
 
+/// The members of a gang that are placed, or that nothing but the gang itself keeps out of the scheduler's queue.
+pub(super) fn coming<'a>(cluster: &'a Cluster, key: &str) -> impl Iterator<Item = &'a Arc<PodFacts>> {
+    cluster.members(key).filter(|member| !member.gated_by_others)
+}
+
 /// The members of a gang that hold nothing yet; `pod`, where given, is one of them even if the index lags.
 pub(super) fn still_missing<'a>(
     cluster: &'a Cluster,
-    key: &str,
-    size: u32,
+    gang: &GangRef,
     pod: Option<&'a PodFacts>,
 ) -> Vec<&'a PodFacts> {
-    let placed = cluster.members(key).filter(|member| cluster.is_placed(&member.uid)).count();
-    let count = (size as usize).saturating_sub(placed);
+    let placed = cluster.members(&gang.key).filter(|member| cluster.is_placed(&member.uid)).count();
+    let done = placed + cluster.succeeded(&gang.key, pod.and_then(|pod| pod.owner.as_ref()));
+    let count = (gang.size as usize).saturating_sub(done);
     let own = pod.filter(|pod| !cluster.is_placed(&pod.uid));
     let others = cluster
-        .members(key)
+        .members(&gang.key)
         .map(|member| &**member)
         .filter(|member| !cluster.is_placed(&member.uid) && own.is_none_or(|own| own.uid != member.uid));
     own.into_iter().chain(others).take(count).collect()
@@ -323,7 +401,7 @@ fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)
         if !info.selected_by(pod) {
             return true;
         }
-        let occupancy = info.occupancy_with(&scratch);
+        let (_, occupancy) = info.occupancy_with(&scratch, |_| false);
         let Ok(placed) = placement(&info.inventory, &occupancy, pod, None) else { return true };
         scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
         false
@@ -331,6 +409,10 @@ fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)
 }
 
 impl super::Settings {
-    /// The default of [`super::Settings::gang_timeout`]: below the 30 s of `httpTimeout` that our examples set.
-    pub const GANG_TIMEOUT: Duration = Duration::from_secs(25);
+    /// The default of [`super::Settings::gang_timeout`].
+    pub const GANG_TIMEOUT: Duration = Duration::from_secs(18);
+    /// The default of [`super::Settings::api_timeout`]. With that of gangs, below the 30 s of `httpTimeout` that we deploy.
+    pub const API_TIMEOUT: Duration = Duration::from_secs(5);
+    /// The default of [`super::Settings::held_binds`]: half of the connections that are served.
+    pub const HELD_BINDS: usize = 2_048;
 }

@@ -7,21 +7,26 @@ mod preempt;
 mod reasons;
 pub mod requeue;
 
+pub use reasons::is_our_refusal;
+
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
+use gpu_migrate_model::names;
 use gpu_migrate_model::score::ScoringStrategy;
+use gpu_migrate_model::view::PodView;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::Api;
 use crate::metrics::{Metrics, Outcome};
 use crate::score::NodeScorer;
 use crate::state::node::{NodeFacts, ShadowFacts};
-use crate::state::pod::{PodFacts, Rules};
-use crate::state::quota::{Exceeded, Used};
+use crate::state::pod::{PodFacts, Rules, succeeded_member};
+use crate::state::quota::{Asked, QuotaCheck};
 use crate::state::{Cluster, Freed};
 
 #[derive(Clone, Copy, Debug)]
@@ -46,13 +51,20 @@ pub struct Settings {
     pub rules: Rules,
     /// How nodes and cards are compared.
     pub scoring: ScoringStrategy,
+    /// Names of the schedulers that ask this extender; others become known when they do.
+    pub schedulers: Vec<String>,
     /// How long a choice whose binding may or may not have been made keeps its cards before the pod is looked up and,
-    /// if it is not bound, its cards are given back.
+    /// if it is not bound, its cards are given back: as long as the API server may still apply a request (its
+    /// `--request-timeout`).
     pub unconfirmed_timeout: Duration,
-    /// Limit of one request to the API server; below the scheduler's `httpTimeout`.
+    /// Limit of one request to the API server. A held bind may take [`Settings::gang_timeout`] and two of these, which is to be
+    /// below the scheduler's `httpTimeout`.
     pub api_timeout: Duration,
-    /// How long the first member of a gang waits for the last; below the scheduler's `httpTimeout`.
+    /// How long the first member of a gang waits for the last.
     pub gang_timeout: Duration,
+    /// For how many pods of gangs binds are held at a time. Each is a connection of the scheduler, which needs some for its
+    /// other calls.
+    pub held_binds: usize,
 }
 
 impl Default for Settings {
@@ -60,9 +72,11 @@ impl Default for Settings {
         Self {
             rules: Rules::default(),
             scoring: ScoringStrategy::default(),
-            unconfirmed_timeout: Duration::from_secs(15),
-            api_timeout: Duration::from_secs(10),
+            schedulers: vec![names::SCHEDULER.to_owned()],
+            unconfirmed_timeout: Duration::from_secs(60),
+            api_timeout: Self::API_TIMEOUT,
             gang_timeout: Self::GANG_TIMEOUT,
+            held_binds: Self::HELD_BINDS,
         }
     }
 }
@@ -89,11 +103,13 @@ pub struct Engine {
     settings: Settings,
     scorer: NodeScorer,
     /// UIDs of the pods that are being bound right now.
-    binding: Mutex<std::collections::HashSet<Arc<str>>>,
+    binding: Mutex<HashSet<Arc<str>>>,
     gangs: Mutex<gang::Gangs>,
     synced: AtomicBool,
     /// Until when this replica is certainly the one that binds.
     leads: Mutex<Leads>,
+    /// Names of the schedulers that ask us.
+    schedulers: RwLock<HashSet<Arc<str>>>,
     refused: requeue::Refused,
     /// What was freed while refused pods wait.
     requeue: tokio::sync::mpsc::UnboundedSender<Freed>,
@@ -110,6 +126,7 @@ impl Engine {
         metrics: Metrics,
     ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Freed>) {
         let scorer = NodeScorer::new(settings.scoring);
+        let schedulers = settings.schedulers.iter().map(|name| Arc::from(name.as_str())).collect();
         let (requeue, requeues) = tokio::sync::mpsc::unbounded_channel();
         let engine = Self {
             cluster: RwLock::new(Cluster::new()),
@@ -121,6 +138,7 @@ impl Engine {
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
             leads: Mutex::new(Leads::Not),
+            schedulers: RwLock::new(schedulers),
             refused: requeue::Refused::default(),
             requeue,
             metrics,
@@ -194,21 +212,35 @@ impl Engine {
 
     /// A pod was added or changed in the API.
     pub fn set_pod(&self, pod: PodFacts) {
-        let gang = pod.gang.clone();
+        let (uid, gang) = (Arc::clone(&pod.uid), pod.gang.clone());
+        let stuck = (pod.unschedulable && pod.node.is_none()).then(|| pod.shown());
         self.change(|cluster| {
-            let members =
-                |cluster: &Cluster| gang.as_ref().map_or(0, |gang| cluster.members(&gang.key).count());
-            let size = gang.as_ref().map_or(0, |gang| gang.size as usize);
-            let before = members(cluster);
+            let Some(gang) = &gang else { return cluster.set_pod(pod) };
+            let hinders = |cluster: &Cluster| cluster.pod(&uid).is_some_and(|pod| pod.unschedulable);
+            let (before, hindered) = (gang::coming(cluster, &gang.key).count(), hinders(cluster));
             cluster.set_pod(pod);
-            if before < size && members(cluster) >= size {
-                // Complete now, which the scheduler cannot see.
+            let complete =
+                before < gang.size as usize && gang::coming(cluster, &gang.key).count() >= gang.size as usize;
+            if complete || hindered && !hinders(cluster) {
+                // The scheduler cannot see that the others may go now.
                 cluster.free_somewhere();
             }
         });
+        if let (Some(gang), Some(name)) = (gang, stuck) {
+            self.give_up_without(&gang, &uid, &name);
+        }
     }
 
-    /// A pod is gone or has finished.
+    /// A pod has finished: it holds nothing any more. A member of a gang that has succeeded still counts as one.
+    pub fn finish_pod(&self, pod: &PodView<'_>) {
+        let uid = &*pod.metadata.uid;
+        self.remove_pod(uid);
+        if let Some((gang, owner)) = succeeded_member(pod) {
+            self.change(|cluster| cluster.note_success(uid, gang, owner));
+        }
+    }
+
+    /// A pod is gone.
     pub fn remove_pod(&self, uid: &str) {
         self.refused.clear(uid);
         self.change(|cluster| cluster.remove_pod(uid));
@@ -235,21 +267,25 @@ impl Engine {
 
     pub fn set_config(&self, config: GPUConfigSpec) {
         self.change(|cluster| {
-            cluster.set_config(config);
-            cluster.free_somewhere();
+            if cluster.set_config(config) {
+                cluster.free_somewhere();
+            }
         });
     }
 
     /// The quotas that `pod` would break: with what its gang still misses, without what it holds itself.
-    fn exceeded(&self, cluster: &Cluster, pod: &PodFacts) -> Vec<Exceeded> {
-        if cluster.quotas().is_empty() || pod.kind != PodKind::Shared || cluster.is_placed(&pod.uid) {
-            return Vec::new();
-        }
+    fn quota_check<'c>(&self, cluster: &'c Cluster, pod: &PodFacts) -> QuotaCheck<'c> {
         let more = match &pod.gang {
-            Some(gang) => Used::by(gang::still_missing(cluster, &gang.key, gang.size, Some(pod)).into_iter()),
-            None => Used::by(std::iter::once(pod)),
+            _ if cluster.quotas().is_empty()
+                || pod.kind != PodKind::Shared
+                || cluster.is_placed(&pod.uid) =>
+            {
+                Asked::default()
+            }
+            Some(gang) => Asked::by(gang::still_missing(cluster, gang, Some(pod)).into_iter()),
+            None => Asked::by(std::iter::once(pod)),
         };
-        cluster.quotas().exceeded(&pod.namespace, more, Used::default())
+        QuotaCheck::new(cluster.quotas(), &pod.namespace, more)
     }
 
     /// Looks up the pods whose binding may or may not have been made, and gives cards back where it was not.

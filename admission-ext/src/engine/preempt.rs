@@ -1,15 +1,21 @@
-//! preempt: the scheduler's victims, re-validated card by card.
+//! preempt: the scheduler's victims, checked and completed card by card.
 //!
 //! The scheduler's dry run knows sums of resources and does not ask our filter (FACTS 4.8): it may propose victims
-//! whose going frees nothing that this pod can use. A node where the pod would not fit even without all of them is
-//! dropped; on the others only those stay victims without whom it does not fit.
+//! whose going frees no card that this pod can use. Its set is as small as its own rules allow, so none of it is ever spared: who
+//! is not needed for a card is needed for CPU, memory or a port. Where the set frees no card, further pods of lower priority
+//! complete it; where even all of them would not, the node is dropped.
+//!
+//! **What an extender cannot do.** Where the node's sums suffice and no single card does, the dry run finds nobody to evict and
+//! this verb is not called (`default_preemption.go`: no victims, no candidate). The pod waits until a card is free.
+
+use std::sync::Arc;
 
 use super::{Engine, Reply};
 use crate::decide::fits_without;
 use crate::metrics::Outcome;
+use crate::state::Cluster;
 use crate::state::pod::PodFacts;
-use crate::state::quota::Used;
-use crate::state::{Cluster, NodeInfo};
+use crate::state::quota::{Asked, QuotaCheck, Used};
 use crate::wire::answer::{self, Kept};
 use crate::wire::{NodeVictims, PreemptArgs};
 
@@ -26,58 +32,65 @@ impl Engine {
             // Victims for one member would die in vain while the others do not fit.
             return nothing(Outcome::Refused);
         }
-        let cluster = self.cluster.read();
-        let kept: Vec<Kept<'_>> = args
-            .victims()
-            .into_iter()
-            .filter_map(|proposal| {
-                let info = cluster.node(proposal.node)?;
-                let uids = needed(&cluster, info, &pod, &proposal)?;
-                Some(Kept { node: proposal.node, uids, pdb_violations: proposal.pdb_violations })
+        let proposals = args.victims();
+        // A lock for each node: there may be hundreds, and binds wait.
+        let further = proposals.iter().map(|node| self.read(|cluster| further_victims(cluster, &pod, node)));
+        let further: Vec<Option<Vec<Arc<str>>>> = further.collect();
+        let kept: Vec<Kept<'_>> = proposals
+            .iter()
+            .zip(&further)
+            .filter_map(|(proposal, further)| {
+                let further = further.as_ref()?;
+                let uids = proposal.uids.iter().copied().chain(further.iter().map(|uid| &**uid));
+                // Disruption budgets of further victims are not known here; nodes where the proposal suffices come first.
+                let more = i64::try_from(further.len()).unwrap_or(i64::MAX);
+                let pdb_violations = proposal.pdb_violations.saturating_add(more);
+                Some(Kept { node: proposal.node, uids: uids.collect(), pdb_violations })
             })
+            // The scheduler takes a node without victims for an error.
+            .filter(|kept| !kept.uids.is_empty())
             .collect();
-        drop(cluster);
         let outcome = if kept.is_empty() { Outcome::Refused } else { Outcome::Ok };
         Reply { body: answer::preemption(&kept), outcome }
     }
 }
 
-/// The victims without whom `pod` does not fit; `None` where it does not fit even without all.
+/// Whom else to evict on this node so that `pod` fits: nobody, where the proposal suffices; `None` where nothing helps.
 ///
-/// The scheduler lists victims by falling importance, so the most important is spared first. Victims that hold no
-/// card are kept as proposed: they give CPU, memory or ports, which is not ours to scorer.
-fn needed<'a>(
-    cluster: &Cluster,
-    info: &NodeInfo,
-    pod: &PodFacts,
-    proposal: &NodeVictims<'a>,
-) -> Option<Vec<&'a str>> {
-    let within_quota = |victims: &[&str]| {
-        let own = victims
-            .iter()
-            .filter_map(|uid| cluster.pod(uid))
-            .filter(|victim| victim.namespace == pod.namespace);
-        let less = Used::by(own.map(|victim| &**victim));
-        let exceeded = cluster.quotas().exceeded(&pod.namespace, Used::by(std::iter::once(pod)), less);
-        !exceeded.iter().any(|quota| quota.applies_to(info))
+/// Of those that would do, the less important go, as few as possible.
+fn further_victims(cluster: &Cluster, pod: &PodFacts, proposal: &NodeVictims<'_>) -> Option<Vec<Arc<str>>> {
+    let info = cluster.node(proposal.node)?;
+    let fits = |further: &[Arc<str>]| {
+        let goes = |uid: &str| proposal.uids.contains(&uid) || further.iter().any(|victim| **victim == *uid);
+        let own = info
+            .pods
+            .values()
+            .filter(|placed| goes(&placed.pod.uid) && placed.pod.namespace == pod.namespace);
+        let less = own.map(|placed| Used::on(info, &placed.pod)).fold(Used::default(), Used::plus);
+        let quotas = QuotaCheck::new(cluster.quotas(), &pod.namespace, Asked::by(std::iter::once(pod)));
+        quotas.without(less).refusal(info).is_none()
+            && fits_without(info, pod, |uid| uid == &*pod.uid || goes(uid)).is_ok()
     };
-    let fits = |victims: &[&str]| {
-        within_quota(victims)
-            && fits_without(info, pod, |uid| uid == &*pod.uid || victims.contains(&uid)).is_ok()
+    if fits(&[]) {
+        return Some(Vec::new());
+    }
+    let evictable = |other: &&Arc<PodFacts>| {
+        other.priority < pod.priority && other.uid != pod.uid && !proposal.uids.contains(&&*other.uid)
     };
-    let mut victims = proposal.uids.clone();
+    let mut further: Vec<&Arc<PodFacts>> =
+        info.pods.values().map(|placed| &placed.pod).filter(evictable).collect();
+    further.sort_by(|one, other| (other.priority, &one.uid).cmp(&(one.priority, &other.uid)));
+    let mut victims: Vec<Arc<str>> = further.into_iter().map(|pod| Arc::clone(&pod.uid)).collect();
     if !fits(&victims) {
         return None;
     }
-    for uid in &proposal.uids {
-        if !info.pods.contains_key(*uid) {
-            continue;
-        }
-        let fewer: Vec<&str> = victims.iter().copied().filter(|victim| victim != uid).collect();
-        if fits(&fewer) {
-            victims = fewer;
+    let mut at = 0;
+    while at < victims.len() {
+        let spared = victims.remove(at);
+        if !fits(&victims) {
+            victims.insert(at, spared);
+            at += 1;
         }
     }
-    // The scheduler takes a node without victims for an error; capacity that is free by now needs no preemption at all.
-    (!victims.is_empty()).then_some(victims)
+    Some(victims)
 }

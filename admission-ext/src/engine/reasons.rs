@@ -69,6 +69,13 @@ impl Reasons {
     }
 }
 
+/// Whether a text is one of ours or contains one: of the scheduler's own reasons none has these words.
+pub fn is_our_refusal(text: &str) -> bool {
+    ["gang ", "gpu-migrate", "quota of namespace", "earlier bind", "another node", " card"]
+        .iter()
+        .any(|words| text.contains(words))
+}
+
 fn key(refusal: &Refusal) -> Key {
     match refusal {
         Refusal::Mixed => Key::Refusal(0, [0; 6]),
@@ -93,7 +100,40 @@ fn without_numbers(refusal: &Refusal) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gpu_migrate_model::units::{Blocks, Cores};
+
     use super::*;
+
+    #[test]
+    fn every_refusal_is_known_for_ours_and_no_reason_of_the_scheduler() {
+        let (cores, blocks) = (Cores(1), Blocks(1));
+        let share = |open| Refusal::NoShare {
+            open,
+            total: 2,
+            cores,
+            blocks,
+            asked_cores: cores,
+            asked_blocks: blocks,
+        };
+        let ours = [
+            Refusal::Mixed,
+            Refusal::NoCard,
+            Refusal::TooBig,
+            Refusal::FewCards { free: 0, asked: 1 },
+            share(0),
+        ];
+        for refusal in ours {
+            assert!(is_our_refusal(&refusal.to_string()), "{refusal}");
+            assert!(is_our_refusal(&without_numbers(&refusal)), "{refusal}");
+        }
+        for theirs in [
+            "0/4 nodes are available: 1 Insufficient cpu, 1 Insufficient tencent.com/vcuda-core, 1 node(s) had untolerated taint(s).",
+            "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector. preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.",
+            "0/2 nodes are available: 2 node(s) had volume node affinity conflict, 1 node(s) didn't satisfy existing pods anti-affinity rules.",
+        ] {
+            assert!(!is_our_refusal(theirs), "{theirs}");
+        }
+    }
 
     #[test]
     fn few_nodes_get_texts_with_numbers_and_many_without() {

@@ -77,7 +77,7 @@ impl Refused {
 
 /// In the scheduler's queue, as far as we know.
 fn waits(pod: &PodFacts) -> bool {
-    pod.node.is_none() && !pod.gated && !pod.leaving
+    pod.node.is_none() && !pod.gated && !pod.gated_by_others && !pod.leaving
 }
 
 impl Engine {
@@ -94,11 +94,20 @@ impl Engine {
         done
     }
 
+    /// A scheduler that asks us is one of those whose pods we requeue.
+    pub(super) fn note_scheduler(&self, name: &Arc<str>) {
+        if !self.schedulers.read().contains(name) {
+            self.schedulers.write().insert(Arc::clone(name));
+        }
+    }
+
     /// A new leader does not know which pods the last one refused, nor whether it requeued them.
     pub(super) fn requeue_refused_earlier(&self) {
         let now = (self.clock)().instant;
+        let ours = self.schedulers.read().clone();
         self.change(|cluster| {
-            let waiting: Vec<_> = cluster.pods().filter(|pod| waits(pod)).cloned().collect();
+            let asks = |pod: &&Arc<PodFacts>| waits(pod) && ours.contains(&pod.scheduler);
+            let waiting: Vec<_> = cluster.pods().filter(asks).cloned().collect();
             waiting.iter().for_each(|pod| self.refused.note(pod, cluster, now));
             if !waiting.is_empty() {
                 cluster.free_somewhere();
@@ -122,7 +131,7 @@ impl Engine {
             match self.api.requeue_pods_of(&node).await {
                 Ok(()) => _ = self.metrics.requeues.inc(),
                 Err(problem) => {
-                    tracing::warn!(%node, problem, "waiting pods were not requeue; trying again");
+                    tracing::warn!(%node, problem, "waiting pods were not requeued; trying again");
                     again.push(Freed { node: Some(node), count });
                 }
             }

@@ -17,6 +17,7 @@ use std::time::Instant;
 use gpu_migrate_model::ask::PodKind;
 
 use gpu_migrate_model::crd::GPUConfigSpec;
+use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names;
 
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
@@ -24,7 +25,7 @@ use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
 use gpu_migrate_model::capacity::NodeCapacity;
 
-/// Where a node is in [`Cluster::nodes`]; never reused while the process lives.
+/// Where a node is in [`Cluster::nodes`]. The place of one that is gone is given to another.
 pub type NodeId = usize;
 
 /// One node. Filter looks at thousands for each pod: what it looks at comes first and lies together.
@@ -43,10 +44,12 @@ pub struct NodeInfo {
     pub published: Vec<PublishedHold>,
     /// Pods bound to it or assumed on it, by UID.
     pub pods: HashMap<Arc<str>, Placed>,
+    /// Pods that wait for it while preemption makes room for them.
+    pub nominated: Vec<Arc<PodFacts>>,
     pub occupancy: NodeOccupancy,
     /// Counts up whenever the occupancy changes.
     pub generation: u64,
-    shadow: Option<Inventory>,
+    shadow: Option<ShadowFacts>,
     contribution: Contribution,
     /// Cards that shares never use.
     reserved: Vec<u32>,
@@ -54,23 +57,22 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// The occupancy without these pods, for preemption and for a pod that is already assumed here.
+    /// The occupancy without these pods, for a pod that is already assumed here.
     #[must_use]
-    pub fn occupancy_without(
-        &self,
-        without: impl Fn(&str) -> bool,
-    ) -> (gpu_migrate_model::ledger::Ledger, NodeOccupancy) {
-        let none = NodeFacts::default();
-        let facts = self.facts.as_ref().unwrap_or(&none);
-        occupancy(&self.inventory, facts, &self.published, self.pods.values(), without)
+    pub fn occupancy_without(&self, without: impl Fn(&str) -> bool) -> (Ledger, NodeOccupancy) {
+        self.occupancy_with(&[], without)
     }
 
-    /// The occupancy with further pods on them, for trying out several.
+    /// The occupancy with further pods and without others, for trying out what would be.
     #[must_use]
-    pub fn occupancy_with(&self, further: &[Placed]) -> NodeOccupancy {
+    pub fn occupancy_with(
+        &self,
+        further: &[Placed],
+        without: impl Fn(&str) -> bool,
+    ) -> (Ledger, NodeOccupancy) {
         let none = NodeFacts::default();
         let facts = self.facts.as_ref().unwrap_or(&none);
-        occupancy(&self.inventory, facts, &self.published, self.pods.values().chain(further), |_| false).1
+        occupancy(&self.inventory, facts, &self.published, self.pods.values().chain(further), without)
     }
 
     /// Whether the node has the labels that the pod wants.
@@ -81,12 +83,21 @@ impl NodeInfo {
     }
 
     fn settle(&mut self) {
-        let capacity = || self.facts.as_ref().map(|facts| facts.inventory(&self.name)).unwrap_or_default();
-        self.inventory = self.shadow.clone().unwrap_or_else(capacity);
+        let replaced = |shadow: &ShadowFacts| {
+            let uid = self.facts.as_ref().map_or("", |facts| &facts.uid);
+            !uid.is_empty() && shadow.node_uid.as_deref().is_some_and(|owner| owner != uid)
+        };
+        (self.inventory, self.published) = match self.shadow.as_ref().filter(|shadow| !replaced(shadow)) {
+            Some(shadow) => (shadow.inventory.clone(), shadow.published.clone()),
+            None => {
+                let capacity = self.facts.as_ref().map(|facts| facts.inventory(&self.name));
+                (capacity.unwrap_or_default(), Vec::new())
+            }
+        };
         // On its way to whole cards alone: what is there stays, no card takes another share.
         let labels = self.facts.as_ref().map(|facts| &facts.labels);
-        let closed =
-            labels.and_then(|labels| labels.get(names::NO_NEW_SHARES)).is_some_and(|on| on == "true");
+        let closed = self.inventory.closed
+            || labels.and_then(|labels| labels.get(names::NO_NEW_SHARES)).is_some_and(|on| on == "true");
         self.inventory.reserved = if closed {
             (0..u32::try_from(self.inventory.cards.len()).unwrap_or(u32::MAX)).collect()
         } else {
@@ -139,6 +150,15 @@ pub struct Cluster {
     assumed: HashMap<Arc<str>, Assumption>,
     /// UIDs of the members of each gang.
     gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// Members of gangs that have succeeded and are still in the API, by UID: the gang and the member's controller.
+    succeeded: HashMap<Arc<str>, (Arc<str>, Option<Arc<str>>)>,
+    /// How many of those there are.
+    successes: HashMap<(Arc<str>, Option<Arc<str>>), usize>,
+    /// Where pods are nominated to, by UID.
+    nominated: HashMap<Arc<str>, NodeId>,
+    /// Places in `nodes` that are free.
+    vacant: Vec<NodeId>,
+    config: GPUConfigSpec,
     quotas: Quotas,
     /// Cards of each pool that shares never use.
     reserved: HashMap<String, Vec<u32>>,
@@ -198,8 +218,12 @@ impl Cluster {
         &self.quotas
     }
 
-    /// What the owner's GPUConfig says. Everything is counted once, and by deltas from then on.
-    pub fn set_config(&mut self, config: GPUConfigSpec) {
+    /// What the owner's GPUConfig says. Everything is counted once, and by deltas from then on. Whether it says something new.
+    pub fn set_config(&mut self, config: GPUConfigSpec) -> bool {
+        if config == self.config {
+            return false;
+        }
+        self.config = config.clone();
         let reserved = config.node_pools.into_iter().filter(|pool| !pool.reserved_cards.is_empty());
         let reserved: HashMap<_, _> = reserved.map(|pool| (pool.name, pool.reserved_cards)).collect();
         if reserved != self.reserved {
@@ -212,6 +236,7 @@ impl Cluster {
                 if self.quotas.is_empty() { Contribution::default() } else { quota::contribution(info) };
             self.quotas.add(&info.contribution);
         }
+        true
     }
 
     #[must_use]
@@ -285,6 +310,39 @@ impl Cluster {
         uids.filter_map(|uid| self.pod(uid)).filter(|pod| !pod.leaving)
     }
 
+    /// How many members of a gang have succeeded, of those with this controller: a Job that runs again under the same name is
+    /// another gang.
+    #[must_use]
+    pub fn succeeded(&self, gang: &Arc<str>, owner: Option<&Arc<str>>) -> usize {
+        if self.successes.is_empty() {
+            return 0;
+        }
+        self.successes.get(&(Arc::clone(gang), owner.cloned())).copied().unwrap_or(0)
+    }
+
+    /// UIDs of all pods that are known, of those that have succeeded too.
+    pub fn uids(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.pods.keys().chain(self.succeeded.keys())
+    }
+
+    /// A member of a gang has succeeded.
+    pub fn note_success(&mut self, uid: &str, gang: Arc<str>, owner: Option<Arc<str>>) {
+        let uid = Arc::from(uid);
+        if self.succeeded.insert(uid, (Arc::clone(&gang), owner.clone())).is_none() {
+            *self.successes.entry((gang, owner)).or_default() += 1;
+        }
+    }
+
+    fn forget_success(&mut self, uid: &str) {
+        let Some(of) = self.succeeded.remove(uid) else { return };
+        if let Some(count) = self.successes.get_mut(&of) {
+            *count -= 1;
+            if *count == 0 {
+                self.successes.remove(&of);
+            }
+        }
+    }
+
     /// The choice made for this pod, while it is not confirmed.
     #[must_use]
     pub fn assumption(&self, uid: &str) -> Option<&Assumption> {
@@ -300,26 +358,25 @@ impl Cluster {
     }
 
     pub fn remove_node(&mut self, name: &str) {
-        let id = self.node_id(name);
-        self.change(id, |info| info.facts = None);
+        if let Some(id) = self.by_name.get(name) {
+            self.change(*id, |info| info.facts = None);
+        }
     }
 
     /// A GPUShadow was added or changed.
     pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) {
+        // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
+        let shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow);
         let id = self.node_id(name);
-        self.change(id, |info| {
-            // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
-            info.shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow.inventory);
-            info.published = shadow.published;
-        });
+        if self.nodes[id].shadow != shadow {
+            self.change(id, |info| info.shadow = shadow);
+        }
     }
 
     pub fn remove_shadow(&mut self, name: &str) {
-        let id = self.node_id(name);
-        self.change(id, |info| {
-            info.shadow = None;
-            info.published = Vec::new();
-        });
+        if let Some(id) = self.by_name.get(name) {
+            self.change(*id, |info| info.shadow = None);
+        }
     }
 
     /// A pod was added or changed. Finished pods are to be removed instead.
@@ -332,7 +389,8 @@ impl Cluster {
         let Some(node) = pod.node.clone() else {
             // An older event than our own binding: the assumption stands.
             let info = self.pods.get(&uid).and_then(|known| known.info);
-            self.pods.insert(uid, Known { pod, info });
+            self.pods.insert(Arc::clone(&uid), Known { pod, info });
+            self.nominate(&uid);
             return;
         };
         // Confirmed, or bound by someone else: either way the API says where it is.
@@ -344,7 +402,9 @@ impl Cluster {
     /// A pod is gone or has finished.
     pub fn remove_pod(&mut self, uid: &str) {
         self.assumed.remove(uid);
+        self.forget_success(uid);
         let known = self.pods.remove(uid);
+        self.nominate(uid);
         if let Some(gang) = known.as_ref().and_then(|known| known.pod.gang.as_ref())
             && let Some(members) = self.gangs.get_mut(&gang.key)
         {
@@ -384,6 +444,27 @@ impl Cluster {
                 info.pods.remove(uid);
             });
         }
+        self.nominate(uid);
+    }
+
+    /// Notes where a pod is nominated to: nowhere once it is placed or gone.
+    fn nominate(&mut self, uid: &str) {
+        let waiting = self.pods.get(uid).filter(|known| known.info.is_none() && !known.pod.leaving);
+        let pod = waiting.map(|known| Arc::clone(&known.pod)).filter(|pod| pod.nominated.is_some());
+        let node = pod.as_ref().and_then(|pod| pod.nominated.clone());
+        let to = node.map(|node| self.node_id(&node));
+        let from = self.nominated.remove(uid);
+        if let Some(id) = from {
+            self.nodes[id].nominated.retain(|other| *other.uid != *uid);
+        }
+        if let (Some(id), Some(pod)) = (to, pod) {
+            self.nominated.insert(Arc::clone(&pod.uid), id);
+            self.nodes[id].nominated.push(pod);
+        }
+        if let Some(id) = from.filter(|_| from != to) {
+            self.free(Some(Arc::clone(&self.nodes[id].name)));
+            self.vacate(id);
+        }
     }
 
     /// The choices whose outcome should be looked up by now.
@@ -397,17 +478,39 @@ impl Cluster {
         if let Some(id) = self.by_name.get(name) {
             return *id;
         }
-        let id = self.nodes.len();
         let name: Arc<str> = Arc::from(name);
-        self.nodes.push(NodeInfo { name: Arc::clone(&name), ..NodeInfo::default() });
+        let new = |generation| NodeInfo { name: Arc::clone(&name), generation, ..NodeInfo::default() };
+        let id = match self.vacant.pop() {
+            // What was known of the place's last node must not be taken for this one's.
+            Some(id) => {
+                self.nodes[id] = new(self.nodes[id].generation + 1);
+                id
+            }
+            None => {
+                self.nodes.push(new(0));
+                self.nodes.len() - 1
+            }
+        };
         self.by_name.insert(name, id);
         id
+    }
+
+    /// Gives the place of a node back of which nothing is known any more.
+    fn vacate(&mut self, id: NodeId) {
+        let info = &mut self.nodes[id];
+        let empty = !info.known && info.pods.is_empty() && info.nominated.is_empty();
+        if empty && self.by_name.get(&info.name) == Some(&id) {
+            self.quotas.take_back(&std::mem::take(&mut info.contribution));
+            self.by_name.remove(&info.name);
+            self.vacant.push(id);
+        }
     }
 
     fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) {
         let id = self.node_id(node);
         let uid = Arc::clone(&pod.uid);
         let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), info: Some(id) });
+        self.nominate(&uid);
         if let Some(old) = before.and_then(|known| known.info).filter(|old| *old != id) {
             self.change(old, |info| {
                 info.pods.remove(&uid);
@@ -455,5 +558,6 @@ impl Cluster {
             let name = Arc::clone(&info.name);
             self.free(Some(name));
         }
+        self.vacate(id);
     }
 }

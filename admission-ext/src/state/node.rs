@@ -24,6 +24,8 @@ use crate::wire::node::NodeView;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
+    /// Of the Node object; empty where it is not known.
+    pub uid: String,
     pub labels: BTreeMap<String, String>,
     /// Cards or UUIDs that an owner took out of allocation.
     pub cordoned: Vec<String>,
@@ -68,6 +70,7 @@ impl NodeFacts {
     pub fn read(node: &NodeView<'_>, dialect: &Dialect) -> Self {
         let cordoned = node.metadata.annotation(names::CORDONED_CARDS);
         Self {
+            uid: node.metadata.uid.to_string(),
             labels: node
                 .metadata
                 .labels
@@ -110,12 +113,13 @@ impl NodeFacts {
             withheld: count.saturating_sub(self.allocatable.cards()),
             // A legacy-only node: nothing there takes shares.
             legacy_only: self.capacity.cores == 0,
+            closed: false,
             published: false,
         }
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Inventory {
     /// In the order of [`CardIndex`].
     pub cards: Vec<Card>,
@@ -130,6 +134,8 @@ pub struct Inventory {
     pub withheld: u32,
     /// The node offers no vcuda resources.
     pub legacy_only: bool,
+    /// Its node agent is not in charge of its cards: no share is added.
+    pub closed: bool,
     pub published: bool,
 }
 
@@ -143,6 +149,7 @@ impl Default for Inventory {
             tree: Arc::new(Topology::uniform(0, LinkLevel::Sys).tree()),
             withheld: 0,
             legacy_only: true,
+            closed: false,
             published: false,
         }
     }
@@ -154,12 +161,42 @@ pub struct PublishedHold {
     pub holder: HolderId,
     pub card: CardIndex,
     pub hold: Hold,
+    /// Namespace and name of the pod that it is taken for; empty while there is none.
+    pub pod: String,
 }
 
-#[derive(Clone, Debug, Default)]
+impl PublishedHold {
+    /// Devices that were allocated and whose container the agent does not know for certain yet.
+    fn is_stand_in(&self) -> bool {
+        self.holder.pod_uid.starts_with(UNNAMED)
+    }
+
+    /// Whether this may be what `placed` has of a card: the whole of its part of the card, or its cores or memory alone, as the
+    /// kubelet asks for one resource after the other.
+    fn may_be(&self, placed: &Placed, of: &Hold) -> bool {
+        if !self.pod.is_empty() && self.pod != placed.pod.shown() {
+            return false;
+        }
+        match (&self.hold, of) {
+            (Hold::Legacy(_), Hold::Legacy(_)) => true,
+            (Hold::Share { cores, blocks, .. }, Hold::Share { cores: all, blocks: memory, .. }) => {
+                let none = cores.0 == 0 && blocks.0 == 0;
+                !none && (cores == all || cores.0 == 0) && (blocks == memory || blocks.0 == 0)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What the UID of a holder begins with that stands for a pod that is not known yet.
+pub const UNNAMED: char = '?';
+
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShadowFacts {
     pub inventory: Inventory,
     pub published: Vec<PublishedHold>,
+    /// UID of the Node that it is about, where it says so.
+    pub node_uid: Option<String>,
 }
 
 impl ShadowFacts {
@@ -177,15 +214,25 @@ impl ShadowFacts {
                 facts.inventory.cordoned.push(index);
             }
             facts.published.extend(card.holders.iter().map(|holder| {
+                let named = (!holder.pod.is_empty()).then(|| format!("{}/{}", holder.namespace, holder.pod));
                 let (holder, hold) = holder.hold();
-                PublishedHold { holder, card: index, hold }
+                PublishedHold { holder, card: index, hold, pod: named.unwrap_or_default() }
             }));
         }
         facts.inventory.cards = status.cards.iter().map(|card| card.card.clone()).collect();
         facts.inventory.tree = Arc::new(status.tree());
         facts.inventory.legacy_only = false;
         facts.inventory.published = true;
+        facts.inventory.closed = status.conditions.iter().any(|condition| {
+            matches!((&*condition.type_, &*condition.status), ("Ready", "False") | ("PluginConflict", "True"))
+        });
         facts
+    }
+
+    /// Of the Node with this UID.
+    #[must_use]
+    pub fn of_node(self, uid: Option<String>) -> Self {
+        Self { node_uid: uid, ..self }
     }
 }
 
@@ -235,8 +282,9 @@ impl NodeOccupancy {
 
 /// The occupancy that follows from what is known of a node, but for the pods that `without` names by UID.
 ///
-/// The truth about a container is, in this order: the node's own bridge (GPUShadow), its annotations, and else only
-/// how much it has. A hold that the bridge still publishes counts although its pod is gone (I3).
+/// The truth about a container is, in this order: the node's own agent (GPUShadow), its annotations, and else only
+/// how much it has. A hold that the agent still publishes counts although its pod is gone (I3). A stand-in for a pod that the
+/// agent cannot name yet is the pod that waits for such devices, where there is one.
 #[must_use]
 pub fn occupancy<'a>(
     inventory: &Inventory,
@@ -257,19 +305,23 @@ pub fn occupancy<'a>(
             ledger.set_cordoned(index.into(), true);
         }
     }
-    let mut seen: HashSet<&HolderId> = HashSet::new();
-    for hold in published.iter().filter(|hold| !without(&hold.holder.pod_uid)) {
+    let published: Vec<&PublishedHold> =
+        published.iter().filter(|hold| !without(&hold.holder.pod_uid)).collect();
+    for hold in published.iter().filter(|hold| !hold.is_stand_in()) {
         ledger.record(&hold.holder, hold.card, hold.hold.clone());
-        seen.insert(&hold.holder);
     }
-    let legacy: HashSet<CardIndex> = published
-        .iter()
-        .filter(|hold| !without(&hold.holder.pod_uid) && !matches!(hold.hold, Hold::Share { .. }))
-        .map(|hold| hold.card)
-        .collect();
+    let legacy = published.iter().filter(|hold| matches!(hold.hold, Hold::Legacy(_)));
+    let mut found = Found {
+        seen: published.iter().map(|hold| &hold.holder).collect(),
+        legacy: legacy.map(|hold| hold.card).collect(),
+        stand_ins: published.iter().copied().filter(|hold| hold.is_stand_in()).collect(),
+    };
     let mut unknown = 0u32;
     for placed in placed.filter(|placed| !without(&placed.pod.uid)) {
-        unknown = unknown.saturating_add(record(&mut ledger, placed, &seen, &legacy));
+        unknown = unknown.saturating_add(found.record(&mut ledger, placed));
+    }
+    for hold in found.stand_ins {
+        ledger.record(&hold.holder, hold.card, hold.hold.clone());
     }
     let cards = ledger.view();
     // Withheld cards are mostly those of legacy pods, whether their card is known or not.
@@ -278,38 +330,105 @@ pub fn occupancy<'a>(
     (ledger, NodeOccupancy { cards, unattributed: unknown.max(withheld) })
 }
 
-/// Writes one pod into the occupancy; returns for how many of its cards it is not known which they are. A share that we chose one of
-/// the `legacy` cards for came too late: its node will give it another, unknown yet which.
-fn record(
-    ledger: &mut Ledger,
-    placed: &Placed,
-    seen: &HashSet<&HolderId>,
-    legacy: &HashSet<CardIndex>,
-) -> u32 {
-    let mut unknown = (0u32, 0u32);
-    for (at, container) in placed.pod.asking() {
-        let wanted = match placed.pod.kind {
-            PodKind::Legacy => container.demand.legacy,
-            _ => container.demand.cores.whole_cards().unwrap_or(1),
-        };
-        let holder = HolderId::new(&*placed.pod.uid, &container.name);
-        // The bridge writes a container's cards down all at once.
-        let published = seen.contains(&holder);
-        let mut known = if published { wanted } else { 0 };
-        if !published {
+/// What the node's agent has found.
+struct Found<'a> {
+    /// Who is named.
+    seen: HashSet<&'a HolderId>,
+    /// Cards that legacy containers hold.
+    legacy: HashSet<CardIndex>,
+    /// Holds that no pod was found for yet.
+    stand_ins: Vec<&'a PublishedHold>,
+}
+
+impl Found<'_> {
+    /// Writes one pod into the occupancy; returns for how many of its cards it is not known which they are. A share that we chose
+    /// one of the legacy cards for came too late: its node will give it another, unknown yet which.
+    fn record(&mut self, ledger: &mut Ledger, placed: &Placed) -> u32 {
+        let mut unknown = (0u32, 0u32);
+        for (at, container) in placed.pod.asking() {
+            let is_legacy = placed.pod.kind == PodKind::Legacy;
+            let wanted = match placed.pod.kind {
+                PodKind::Legacy => container.demand.legacy,
+                _ => container.demand.cores.whole_cards().unwrap_or(1),
+            };
+            let holder = HolderId::new(&*placed.pod.uid, &container.name);
+            let whole = footprint(container);
+            // The agent records a container's cards all at once.
+            let mut known = if self.seen.contains(&holder) { wanted } else { 0 };
             for card in cards_of(&placed.cards, at) {
-                let lost = placed.pod.kind != PodKind::Legacy && legacy.contains(&card);
-                if card.position() < ledger.len() && !lost {
-                    ledger.record(&holder, card, footprint(container));
+                let lost = !is_legacy && self.legacy.contains(&card);
+                if card.position() >= ledger.len() || lost {
+                    continue;
+                }
+                if known < wanted {
+                    self.name_stand_in(placed, &whole, Some(card));
+                    ledger.record(&holder, card, whole.clone());
                     known += 1;
+                } else if let Some(half) = held_of(ledger, &holder, card) {
+                    // Published while the kubelet was still to ask for the other resource.
+                    ledger.record(&holder, card, larger(half, &whole));
                 }
             }
+            while is_legacy
+                && known < wanted
+                && let Some(hold) = self.name_stand_in(placed, &whole, None)
+            {
+                ledger.record(&hold.holder, hold.card, hold.hold.clone());
+                known += 1;
+            }
+            let missing = wanted.saturating_sub(known);
+            match container.kind.phase() {
+                Phase::Init => unknown.0 = unknown.0.max(missing),
+                Phase::Run => unknown.1 = unknown.1.saturating_add(missing),
+            }
         }
-        let missing = wanted.saturating_sub(known);
-        match container.kind.phase() {
-            Phase::Init => unknown.0 = unknown.0.max(missing),
-            Phase::Run => unknown.1 = unknown.1.saturating_add(missing),
-        }
+        unknown.0.max(unknown.1)
     }
-    unknown.0.max(unknown.1)
+}
+
+impl<'a> Found<'a> {
+    /// Takes out the stand-ins for what `placed` has of a card, of its cores and of its memory, each at most once. Returns one.
+    fn name_stand_in(
+        &mut self,
+        placed: &Placed,
+        of: &Hold,
+        card: Option<CardIndex>,
+    ) -> Option<&'a PublishedHold> {
+        let mut taken: Option<&'a PublishedHold> = None;
+        for _ in 0..2 {
+            let fits = |hold: &&PublishedHold| {
+                card.is_none_or(|card| hold.card == card)
+                    && hold.may_be(placed, of)
+                    && taken.is_none_or(|other| is_other_half(&other.hold, &hold.hold))
+            };
+            let Some(at) = self.stand_ins.iter().position(fits) else { break };
+            taken = Some(self.stand_ins.remove(at));
+        }
+        taken
+    }
+}
+
+/// Whether one has the cores alone and the other the memory alone.
+fn is_other_half(one: &Hold, other: &Hold) -> bool {
+    match (one, other) {
+        (Hold::Share { cores, blocks, .. }, Hold::Share { cores: more, blocks: memory, .. }) => {
+            (cores.0 == 0 || more.0 == 0) && (blocks.0 == 0 || memory.0 == 0)
+        }
+        _ => false,
+    }
+}
+
+/// What `holder` has of a card so far.
+fn held_of(ledger: &Ledger, holder: &HolderId, card: CardIndex) -> Option<Hold> {
+    ledger.holds(card).find(|(other, _)| *other == holder).map(|(_, hold)| hold.clone())
+}
+
+/// The larger of both resources.
+fn larger(one: Hold, other: &Hold) -> Hold {
+    match (one, other) {
+        (Hold::Share { cores, blocks, phase }, Hold::Share { cores: more, blocks: memory, .. }) => {
+            Hold::Share { cores: cores.max(*more), blocks: blocks.max(*memory), phase }
+        }
+        (one, _) => one,
+    }
 }

@@ -13,6 +13,8 @@ use gpu_migrate_model::units::{Blocks, CardIndex};
 use gpu_migrate_model::view::PodView;
 use gpu_migrate_model::view::json::Map;
 
+use crate::engine::is_our_refusal;
+
 /// Which card a container has: its place in [`PodAsk::containers`], and the card. Ordered by container.
 pub type Cards = Box<[(u16, CardIndex)]>;
 
@@ -49,6 +51,18 @@ pub struct PodFacts {
     pub gang: Option<GangRef>,
     /// A gang's scheduling gate is on it.
     pub gated: bool,
+    /// A scheduling gate of somebody else is on it.
+    pub gated_by_others: bool,
+    /// Name of its scheduler.
+    pub scheduler: Arc<str>,
+    /// The scheduler's own rules (CPU, taints, affinity, …) leave it no node: the extender was not even asked.
+    pub unschedulable: bool,
+    /// Of its PriorityClass; 0 where it has none.
+    pub priority: i32,
+    /// Node on which preemption makes room for it.
+    pub nominated: Option<Arc<str>>,
+    /// UID of its controller.
+    pub owner: Option<Arc<str>>,
     /// Labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
     pub leaving: bool,
@@ -87,6 +101,17 @@ impl PodFacts {
             constraints: constraints.unwrap_or_default(),
             gang: gang.ok().flatten(),
             gated: pod.is_gated(),
+            gated_by_others: pod.is_gated_by_others(),
+            scheduler: Arc::from(scheduler(pod)),
+            unschedulable: is_unschedulable(pod),
+            priority: pod.spec.priority.unwrap_or(0),
+            nominated: pod
+                .status
+                .nominated_node_name
+                .as_deref()
+                .filter(|name| !name.is_empty())
+                .map(Arc::from),
+            owner: owner(pod),
             node_selector: pod
                 .spec
                 .node_selector
@@ -158,6 +183,32 @@ pub fn choice(cards: &Cards, ask: &PodAsk, node: &str, time: u128) -> Choice {
         }
     }
     Choice { node: node.to_owned(), time, cards: by_name }
+}
+
+/// `default-scheduler` where none is written.
+fn scheduler<'p>(pod: &'p PodView<'_>) -> &'p str {
+    pod.spec.scheduler_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default-scheduler")
+}
+
+fn owner(pod: &PodView<'_>) -> Option<Arc<str>> {
+    pod.metadata.controller().map(|owner| Arc::from(&*owner.uid))
+}
+
+/// Whether its scheduler found no node for it although the extender refused none: the reasons that the scheduler writes into
+/// the condition, one for each kind of node, are all its own.
+fn is_unschedulable(pod: &PodView<'_>) -> bool {
+    pod.status.conditions.iter().flatten().any(|condition| {
+        &*condition.type_ == "PodScheduled"
+            && &*condition.status == "False"
+            && condition.reason.as_deref() == Some("Unschedulable")
+            && condition.message.as_deref().is_some_and(|message| !is_our_refusal(message))
+    })
+}
+
+/// A gang of which a member has succeeded, and the UID of that member's controller.
+pub fn succeeded_member(pod: &PodView<'_>) -> Option<(Arc<str>, Option<Arc<str>>)> {
+    let gang = read_gang(pod).ok().flatten().filter(|_| &*pod.status.phase == "Succeeded")?;
+    Some((gang.key, owner(pod)))
 }
 
 fn read_ask(pod: &PodView<'_>, rules: &Rules) -> Result<PodAsk, AskError> {

@@ -29,18 +29,13 @@ pub struct Used {
 }
 
 impl Used {
-    fn of(demand: Demand) -> Self {
-        Self { cores: u64::from(demand.cores.0), blocks: u64::from(demand.blocks.0) }
+    /// What a pod that is on `info` uses of it.
+    pub fn on(info: &NodeInfo, pod: &PodFacts) -> Self {
+        Asked::by(std::iter::once(pod)).with(blocks_of_card(info))
     }
 
-    /// The sum of what these pods ask for.
-    pub fn by<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> Self {
-        pods.filter(|pod| pod.kind == PodKind::Shared)
-            .map(|pod| Self::of(pod.demand()))
-            .fold(Self::default(), Self::plus)
-    }
-
-    fn plus(self, other: Self) -> Self {
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
         Self { cores: self.cores + other.cores, blocks: self.blocks + other.blocks }
     }
 
@@ -49,6 +44,73 @@ impl Used {
             cores: self.cores.saturating_sub(other.cores),
             blocks: self.blocks.saturating_sub(other.blocks),
         }
+    }
+}
+
+/// What pods ask for. Whole cards that are asked for without memory have all that the card has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    used: Used,
+    /// Whole cards without a request for memory.
+    cards: u64,
+}
+
+impl Asked {
+    /// The sum of what these pods ask for.
+    pub fn by<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> Self {
+        pods.filter(|pod| pod.kind == PodKind::Shared).fold(Self::default(), |sum, pod| {
+            let Demand { cores, blocks, .. } = pod.demand();
+            let cards = cores.whole_cards().filter(|_| blocks.0 == 0).unwrap_or(0);
+            let used = Used { cores: u64::from(cores.0), blocks: u64::from(blocks.0) };
+            Self { used: sum.used.plus(used), cards: sum.cards + u64::from(cards) }
+        })
+    }
+
+    /// On cards of so many blocks.
+    fn with(self, blocks: u64) -> Used {
+        Used { blocks: self.used.blocks + self.cards * blocks, ..self.used }
+    }
+}
+
+/// Blocks of the node's largest card.
+fn blocks_of_card(info: &NodeInfo) -> u64 {
+    info.capacity.cards.iter().map(|card| u64::from(card.of_blocks)).max().unwrap_or(0)
+}
+
+/// The quotas that one pod would break, node by node.
+pub struct QuotaCheck<'a> {
+    quotas: &'a Quotas,
+    namespace: Arc<str>,
+    more: Asked,
+    less: Used,
+    /// By blocks of a card, where that matters.
+    exceeded: Vec<(u64, Vec<Exceeded>)>,
+}
+
+impl<'a> QuotaCheck<'a> {
+    pub fn new(quotas: &'a Quotas, namespace: &Arc<str>, more: Asked) -> Self {
+        Self { quotas, namespace: Arc::clone(namespace), more, less: Used::default(), exceeded: Vec::new() }
+    }
+
+    /// With this much thought away.
+    #[must_use]
+    pub fn without(self, less: Used) -> Self {
+        Self { less, ..self }
+    }
+
+    /// Why the pod may not go on this node.
+    pub fn refusal(&mut self, info: &NodeInfo) -> Option<&str> {
+        if self.more == Asked::default() {
+            return None;
+        }
+        let blocks = if self.more.cards == 0 { 0 } else { blocks_of_card(info) };
+        let at = self.exceeded.iter().position(|(known, _)| *known == blocks).unwrap_or_else(|| {
+            let exceeded = self.quotas.exceeded(&self.namespace, self.more.with(blocks), self.less);
+            self.exceeded.push((blocks, exceeded));
+            self.exceeded.len() - 1
+        });
+        let broken = self.exceeded[at].1.iter().find(|quota| quota.applies_to(info));
+        broken.map(|quota| quota.reason.as_str())
     }
 }
 
@@ -67,11 +129,11 @@ pub struct Quotas {
 }
 
 /// A quota that a pod would break wherever it applies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exceeded {
+#[derive(Debug)]
+struct Exceeded {
     pool: Option<String>,
     model: Option<String>,
-    pub reason: String,
+    reason: String,
 }
 
 impl Quotas {
@@ -116,8 +178,7 @@ impl Quotas {
     }
 
     /// The quotas of `namespace` that would be broken by `more`, with `less` thought away.
-    #[must_use]
-    pub fn exceeded(&self, namespace: &str, more: Used, less: Used) -> Vec<Exceeded> {
+    fn exceeded(&self, namespace: &str, more: Used, less: Used) -> Vec<Exceeded> {
         let own = self.limits.iter().filter(|quota| quota.namespace == namespace);
         own.filter_map(|quota| {
             let (pool, model) = (quota.pool.clone(), quota.model.clone());
@@ -150,9 +211,7 @@ fn applies(pool: &Option<String>, model: &Option<String>, place: &Place) -> bool
 }
 
 impl Exceeded {
-    /// Whether the quota speaks of this node.
-    #[must_use]
-    pub fn applies_to(&self, info: &NodeInfo) -> bool {
+    fn applies_to(&self, info: &NodeInfo) -> bool {
         applies(&self.pool, &self.model, &place(info))
     }
 }
@@ -167,7 +226,7 @@ fn place(info: &NodeInfo) -> Place {
 pub(super) fn contribution(info: &NodeInfo) -> Contribution {
     let mut by_namespace: Vec<(Arc<str>, Used)> = Vec::new();
     for placed in info.pods.values() {
-        let used = Used::by(std::iter::once(&*placed.pod));
+        let used = Used::on(info, &placed.pod);
         match by_namespace.iter_mut().find(|(namespace, _)| *namespace == placed.pod.namespace) {
             Some((_, sum)) => *sum = sum.plus(used),
             None => by_namespace.push((Arc::clone(&placed.pod.namespace), used)),

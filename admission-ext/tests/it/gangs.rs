@@ -308,3 +308,145 @@ async fn a_caller_that_goes_away_does_not_stop_its_bind() {
     until(|| bound().is_some()).await;
     assert_eq!(bound().as_deref(), Some("a"));
 }
+
+/// As the API shows a member that has ended.
+fn ended(mut pod: Value, phase: &str) -> Value {
+    pod["spec"]["nodeName"] = json!("a");
+    pod["status"]["phase"] = json!(phase);
+    pod
+}
+
+/// A Job's members end one by one, and one that failed is made again.
+#[tokio::test(start_paused = true)]
+async fn members_that_have_succeeded_count_and_those_that_failed_do_not() {
+    let retried = || member("g", 4, "again", (100, 0));
+    let table = [
+        (["Succeeded", "Succeeded", "Succeeded", "Failed"], true),
+        (["Succeeded", "Succeeded", "Failed", "Failed"], false),
+        (["Succeeded", "Running", "Running", "Failed"], true),
+    ];
+    for (phases, goes) in table {
+        let mut items = vec![node("a", 8, 16), retried()];
+        let all = members("g", 4, (100, 0)).into_iter().zip(phases);
+        items.extend(all.map(|(pod, phase)| ended(pod, phase)));
+        let engine = start(&items, 1_000);
+        assert_eq!(!passing(&engine, &retried(), &["a"]).is_empty(), goes, "{phases:?}");
+        assert_eq!(bind(&engine, &retried(), "a").await.is_empty(), goes, "{phases:?}");
+    }
+}
+
+/// The scheduler's verdict, by its own rules or by our answer.
+fn unschedulable(mut pod: Value, message: &str) -> Value {
+    pod["status"]["conditions"] =
+        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
+    pod
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_member_that_the_scheduler_can_put_nowhere_keeps_the_others_from_starting() {
+    let gang = members("g", 3, (100, 0));
+    let stuck = |message: &str| unschedulable(gang[2].clone(), message);
+    let by_cpu = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate.";
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(gang.iter().cloned());
+    let engine = start(&items, 1_000);
+    for ours in [
+        "0/1 nodes are available: 1 gang default/g: not all of its 3 pods exist yet.",
+        "0/2 nodes are available: 1 0 cards are free, 1 needed, 1 Insufficient cpu.",
+        "0/1 nodes are available: 1 no single card has 50 cores and 4 blocks free.",
+    ] {
+        engine.set_pod(facts(&stuck(ours)));
+        assert_eq!(passing(&engine, &gang[0], &["a"]), ["a"], "{ours}");
+    }
+    // Held already, and let go as soon as it is known.
+    let first = binding(&engine, &gang[0], "a");
+    until(|| placed(&engine) == 1).await;
+    engine.set_pod(facts(&stuck(by_cpu)));
+    let error = first.await.unwrap();
+    assert!(error.contains("default/g2") && !error.contains("in time"), "{error}");
+    assert_eq!(placed(&engine), 0);
+    let answer = filter(&engine, &gang[0], &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert_eq!(reason, "gang default/g: the scheduler finds no node for its pod default/g2");
+    // Itself it may go on: then there is a node.
+    assert_eq!(passing(&engine, &stuck(by_cpu), &["a"]), ["a"]);
+    let mut calls = vec![binding(&engine, &gang[2], "a")];
+    until(|| placed(&engine) == 1).await;
+    assert_eq!(passing(&engine, &gang[0], &["a"]), ["a"]);
+    calls.extend([binding(&engine, &gang[0], "a"), binding(&engine, &gang[1], "a")]);
+    for call in calls {
+        assert_eq!(call.await.unwrap(), "");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_behind_another_gate_does_not_come_yet() {
+    let mut gang = members("g", 2, (100, 0));
+    gang[1]["spec"]["schedulingGates"] =
+        json!([{"name": "kueue.x-k8s.io/admission"}, {"name": "gpu-migrate.io/gang"}]);
+    gang[0]["spec"]["schedulingGates"] = json!([{"name": "gpu-migrate.io/gang"}]);
+    let engine = start(&[node("a", 2, 16), gang[0].clone(), gang[1].clone()], 1_000);
+    assert!(engine.gangs_to_lift().is_empty());
+    gang[1]["spec"]["schedulingGates"] = json!([{"name": "gpu-migrate.io/gang"}]);
+    engine.set_pod(facts(&gang[1]));
+    assert_eq!(engine.gangs_to_lift().len(), 2);
+}
+
+/// What frees cards does not wait for an API server that is slow to take Events.
+#[tokio::test(start_paused = true)]
+async fn cards_are_free_before_events_are_written() {
+    struct Slow;
+    #[async_trait]
+    impl Api for Slow {
+        async fn bind(&self, _: &Binding) -> Result<(), BindFailure> {
+            Ok(())
+        }
+        async fn look_up(&self, _: &str, _: &str, _: &str) -> Result<Found, String> {
+            Ok(Found::Gone)
+        }
+        async fn requeue_pods_of(&self, _: &str) -> Result<(), String> {
+            Ok(())
+        }
+        async fn lift_gate(&self, _: &PodFacts) -> Result<(), String> {
+            Ok(())
+        }
+        async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {
+            std::future::pending().await
+        }
+    }
+    let gang = members("g", 4, (100, 0));
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(gang.iter().cloned());
+    let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
+    let engine = engine_at(runtime_clock(), Arc::new(Slow), settings, &items);
+    let calls: Vec<_> = gang[..3].iter().map(|pod| binding(&engine, pod, "a")).collect();
+    for call in calls {
+        assert!(call.await.unwrap().contains("in time"));
+    }
+    assert_eq!(placed(&engine), 0);
+}
+
+/// Each held bind is a connection of the scheduler: some must be left for its other calls.
+#[tokio::test(start_paused = true)]
+async fn binds_are_held_for_as_many_pods_as_there_are_connections_to_spare() {
+    let (one, two) = (members("one", 3, (10, 1)), members("two", 3, (10, 1)));
+    let mut items = vec![node("a", 4, 16)];
+    items.extend(one.iter().chain(&two).cloned());
+    let settings =
+        Settings { gang_timeout: Duration::from_millis(500), held_binds: 5, ..Settings::default() };
+    let engine = engine_at(runtime_clock(), Arc::new(Memory::default()) as Arc<dyn Api>, settings, &items);
+    let first = binding(&engine, &one[0], "a");
+    until(|| placed(&engine) == 1).await;
+    let answer = filter(&engine, &two[0], &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert_eq!(reason, "gang default/two: 3 binds are held for other gangs, of at most 5");
+    let rest = [binding(&engine, &one[1], "a"), binding(&engine, &one[2], "a")];
+    for call in [first].into_iter().chain(rest) {
+        assert_eq!(call.await.unwrap(), "");
+    }
+    assert_eq!(passing(&engine, &two[0], &["a"]), ["a"]);
+    let huge = member("huge", 6, "huge", (10, 1));
+    let answer = filter(&engine, &huge, &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert_eq!(reason, "gang default/huge: it has 6 pods, and binds are held for at most 5");
+}

@@ -4,8 +4,10 @@
 
 mod common;
 mod gangs;
+mod holders;
 mod http;
 mod kube;
+mod preemption;
 mod properties;
 mod requeue;
 mod tls;

@@ -234,3 +234,44 @@ async fn what_a_quota_limits_may_be_freed_on_one_node_and_used_on_another() {
     t.engine.remove_pod("uid-old");
     assert_eq!(t.touched().await, ["a"]);
 }
+
+/// A new leader does not wake whom it could not help: pods behind a gate, and those of schedulers that do not ask us.
+#[tokio::test]
+async fn gated_pods_and_those_of_other_schedulers_are_not_woken() {
+    let mut kueue = shared("kueue", &[(50, 4)]);
+    kueue["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]);
+    let mut volcano = shared("volcano", &[(50, 4)]);
+    volcano["spec"]["schedulerName"] = json!("volcano");
+    let mut t = start(&[node("a", 2, 16), kueue.clone(), volcano.clone()]);
+    let lead_again = |t: &Waker| {
+        t.engine.set_synced(false);
+        t.engine.set_synced(true);
+    };
+    lead_again(&t);
+    assert!(t.touched().await.is_empty());
+    kueue["spec"]["schedulingGates"] = json!([]);
+    kueue["spec"]["schedulerName"] = json!("gpu-migrate-scheduler");
+    t.engine.set_pod(facts(&kueue));
+    lead_again(&t);
+    assert_eq!(t.touched().await, ["a"], "one of ours waits");
+    t.engine.remove_pod("uid-kueue");
+    // Once it has asked us it is one of ours.
+    passing(&t.engine, &volcano, &["a"]);
+    lead_again(&t);
+    assert_eq!(t.touched().await, ["a"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_nominated_no_more_wakes_who_was_refused_beside_it() {
+    let mut urgent = shared("urgent", &[(100, 0)]);
+    urgent["spec"]["priority"] = json!(10);
+    urgent["status"]["nominatedNodeName"] = json!("a");
+    let waiting = shared("p", &[(100, 0)]);
+    let mut t = start(&[node("a", 1, 16), urgent.clone(), waiting.clone()]);
+    assert!(passing(&t.engine, &waiting, &["a"]).is_empty());
+    t.engine.set_pod(facts(&urgent));
+    assert!(t.touched().await.is_empty());
+    urgent["status"]["nominatedNodeName"] = json!("");
+    t.engine.set_pod(facts(&urgent));
+    assert_eq!(t.touched().await, ["a"]);
+}

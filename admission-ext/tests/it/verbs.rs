@@ -293,6 +293,22 @@ async fn a_quota_limits_a_namespace_in_a_pool_or_on_a_model() {
     assert_eq!(passing(&engine, &pods[2], &nodes), nodes);
 }
 
+/// A whole card has all of its memory, whether the pod asks for it or not.
+#[tokio::test]
+async fn a_quota_of_memory_counts_whole_cards() {
+    let pods: Vec<_> = (0..2).map(|at| shared(&format!("p{at}"), &[(100, 0)])).collect();
+    let mut items = vec![quotas(json!([{"namespace": "default", "blocks": 20}])), node("a", 4, 16)];
+    items.extend(pods.iter().cloned());
+    let engine = engine(&items);
+    let two = filter(&engine, &shared("two", &[(200, 0)]), &["a"]);
+    assert_eq!(two["FailedNodes"]["a"], "quota of namespace default: 0 of 20 blocks used, 32 asked");
+    assert_eq!(bind(&engine, &pods[0], "a").await, "");
+    let reason = "quota of namespace default: 16 of 20 blocks used, 16 asked";
+    assert_eq!(filter(&engine, &pods[1], &["a"])["FailedNodes"]["a"], reason);
+    assert_eq!(bind(&engine, &pods[1], "a").await, reason);
+    assert_eq!(passing(&engine, &shared("share", &[(50, 4)]), &["a"]), ["a"]);
+}
+
 #[test]
 fn reserved_cards_are_for_legacy_pods_alone() {
     let config = json!({"kind": "GPUConfig", "metadata": {"name": "cluster"},
@@ -353,45 +369,6 @@ async fn predicates_choose_as_gpu_admission_does() {
             assert_eq!(bind(&engine, pod, expected).await, "");
         }
     }
-}
-
-#[test]
-fn victims_are_those_whose_card_helps() {
-    // Card 0: legacy. Card 1: 60 + 30 shared. The scheduler proposes all three.
-    let holder = json!({"uid": "uid-l", "container": "main"});
-    let items = [
-        node("a", 2, 16),
-        shadow("a", 2, 16, &[(0, holder)]),
-        node("b", 1, 16),
-        bound(legacy("l", 1), "a", ""),
-        bound(shared("s60", &[(60, 4)]), "a", "1"),
-        bound(shared("s30", &[(30, 4)]), "a", "1"),
-        bound(shared("t", &[(100, 0)]), "b", "0"),
-    ];
-    let engine = engine(&items);
-    let all = json!({"a": {"Pods": [{"UID": "uid-l"}, {"UID": "uid-s60"}, {"UID": "uid-s30"}], "NumPDBViolations": 1}});
-    let kept = preempt(&engine, &shared("p", &[(35, 4)]), all.clone());
-    assert_eq!(
-        kept,
-        json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 1}}),
-        "40 cores are enough"
-    );
-    let kept = preempt(&engine, &legacy("p", 1), all.clone());
-    assert_eq!(
-        kept["a"]["Pods"],
-        json!([{"UID": "uid-s60"}, {"UID": "uid-s30"}]),
-        "a legacy pod needs a whole card"
-    );
-    let kept = preempt(&engine, &shared("p", &[(200, 0)]), all.clone());
-    assert_eq!(kept["a"]["Pods"].as_array().unwrap().len(), 3);
-    assert_eq!(preempt(&engine, &shared("p", &[(300, 0)]), all), json!({}), "no departure helps");
-    let one = json!({"a": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}, "b": {"Pods": [{"UID": "uid-t"}], "NumPDBViolations": 2}});
-    let kept = preempt(&engine, &shared("p", &[(100, 0)]), one);
-    assert_eq!(kept["b"], json!({"Pods": [{"UID": "uid-t"}], "NumPDBViolations": 2}));
-    let wrong = json!({"a": {"Pods": [{"UID": "uid-s30"}], "NumPDBViolations": 0}});
-    assert_eq!(preempt(&engine, &shared("p", &[(50, 4)]), wrong), json!({}), "its going frees too little");
-    let none = json!({"a": {"Pods": [{"UID": "uid-l"}], "NumPDBViolations": 0}});
-    assert_eq!(preempt(&engine, &shared("p", &[(5, 4)]), none), json!({}), "it fits without: nobody need go");
 }
 
 #[tokio::test]

@@ -129,6 +129,30 @@ pub struct StatusView<'a> {
     /// Why it is in this phase, for example `UnexpectedAdmissionError`.
     #[serde(borrow)]
     pub reason: Text<'a>,
+    /// Node on which the scheduler's preemption makes room for it.
+    #[serde(borrow, rename = "nominatedNodeName")]
+    pub nominated_node_name: Option<Text<'a>>,
+    /// What was found of it, by type.
+    #[serde(borrow)]
+    pub conditions: Option<Vec<ConditionView<'a>>>,
+}
+
+/// A condition of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ConditionView<'a> {
+    /// `PodScheduled`, `Ready`, …
+    #[serde(borrow, rename = "type")]
+    pub type_: Text<'a>,
+    /// `True`, `False` or `Unknown`.
+    #[serde(borrow)]
+    pub status: Text<'a>,
+    /// In one word.
+    #[serde(borrow)]
+    pub reason: Option<Text<'a>>,
+    /// For people.
+    #[serde(borrow)]
+    pub message: Option<Text<'a>>,
 }
 
 /// A container of any kind.
@@ -230,6 +254,12 @@ impl<'a, R> PodView<'a, R> {
     #[must_use]
     pub fn is_gated(&self) -> bool {
         self.spec.scheduling_gates.iter().flatten().any(|gate| &*gate.name == names::GANG_GATE)
+    }
+
+    /// Whether a gate of somebody else keeps it out of the scheduler's queue.
+    #[must_use]
+    pub fn is_gated_by_others(&self) -> bool {
+        self.spec.scheduling_gates.iter().flatten().any(|gate| &*gate.name != names::GANG_GATE)
     }
 
     /// Every container with its place, in the kubelet's order of admission: init containers first.
@@ -343,7 +373,8 @@ into_owned!(SpecView {
     affinity,
 });
 into_owned!(GateView { name });
-into_owned!(StatusView { phase, reason });
+into_owned!(StatusView { phase, reason, nominated_node_name, conditions });
+into_owned!(ConditionView { type_, status, reason, message });
 into_owned!(ContainerView { name, restart_policy, resources, env, env_from });
 into_owned!(ResourcesView { limits, requests, claims });
 

@@ -236,7 +236,7 @@ pub(crate) async fn all_members_of_a_gang_are_bound_or_none(cluster: &mut Cluste
     check_fake_nodes(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
 }
 
-/// A gang of which one member can go nowhere: the others are held, released when time runs out, and held again, as often as the
+/// A gang of which one member does not come: the others are held, released when time runs out, and held again, as often as the
 /// scheduler asks. Each gets one Event with a count, not one Event each time. Once the last can be placed, all are bound.
 pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluster) -> Result<()> {
     cluster.one_extender(&[("gang-timeout", "3")])?;
@@ -246,10 +246,10 @@ pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluste
     for index in 0..3 {
         member(cluster, &namespace, ("four", 4, index), on(&node, shared_spec(100, 100))).await?;
     }
-    // Its card is there, so the extender has nothing against it; its processors are not.
-    let mut big = on(&node, shared_spec(100, 100));
-    big["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
-    member(cluster, &namespace, ("four", 4, 3), big).await?;
+    // Nobody schedules it, and nobody says so.
+    let mut strange = on(&node, shared_spec(100, 100));
+    strange["schedulerName"] = json!("no-scheduler");
+    member(cluster, &namespace, ("four", 4, 3), strange).await?;
 
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &namespace);
     cluster
@@ -268,6 +268,47 @@ pub(crate) async fn a_gang_timeout_is_reported_in_one_event(cluster: &mut Cluste
         bound(cluster, &namespace, &format!("four-{index}")).await?;
     }
     cluster.one_extender(&[])
+}
+
+/// A member whose CPU no node has keeps the others from holding cards, which the scheduler tells of it; without it they go on.
+pub(crate) async fn a_member_without_a_node_keeps_the_others_from_holding_cards(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let node = nodes.names()[0].clone();
+    let namespace = cluster.namespace("impossible-gang", &[]).await?;
+    let mut big = on(&node, shared_spec(100, 100));
+    big["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
+    member(cluster, &namespace, ("four", 4, 3), big).await?;
+    for index in 0..3 {
+        member(cluster, &namespace, ("four", 4, index), on(&node, shared_spec(100, 100))).await?;
+    }
+    for index in 0..3 {
+        let name = format!("four-{index}");
+        let pods = cluster.pods(&namespace);
+        let told = |pod: Pod| {
+            let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+            conditions.into_iter().filter_map(|condition| condition.message).collect::<Vec<_>>().join("; ")
+        };
+        cluster
+            .until(&format!("{name} to be refused for four-3"), TIMEOUT, || async {
+                let told = told(pods.get(&name).await?);
+                Ok(Seen::from_bool(told.contains("finds no node for its pod"), || told))
+            })
+            .await?;
+    }
+    // All cards of the node are free meanwhile.
+    for index in 0..8 {
+        cluster.create_pod(&namespace, &format!("other-{index}"), on(&node, shared_spec(100, 100))).await?;
+        bound(cluster, &namespace, &format!("other-{index}")).await?;
+        delete_now(cluster, &namespace, &format!("other-{index}")).await?;
+    }
+    delete_now(cluster, &namespace, "four-3").await?;
+    member(cluster, &namespace, ("four", 4, 3), on(&node, shared_spec(100, 100))).await?;
+    for index in 0..4 {
+        bound(cluster, &namespace, &format!("four-{index}")).await?;
+    }
+    Ok(())
 }
 
 /// By pod, the counts of its Events about the timeout of its gang.
