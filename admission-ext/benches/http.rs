@@ -13,7 +13,10 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpu_migrate_admission_ext::generate::{self, Shape, node_name};
+#[path = "../examples/generate_snapshot/cluster.rs"]
+mod generate;
+
+use generate::{Shape, node_name};
 use serde_json::{Value, json};
 
 const SIZES: [u32; 3] = [100, 1_000, 5_000];

@@ -11,7 +11,6 @@
 pub mod api;
 pub mod decide;
 pub mod engine;
-pub mod generate;
 pub mod kube_api;
 pub mod metrics;
 pub mod run;

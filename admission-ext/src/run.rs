@@ -1,13 +1,12 @@
 //! Flags, and the parts put together: standalone from a snapshot, or beside a real API server.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Options, Source, wall_clock};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::leader::{self, Candidate};
@@ -22,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Memory};
 use crate::engine::{Engine, Leads, Settings, machine_clock, requeue};
-use crate::generate::{self, Shape};
 use crate::kube_api::Kube;
 use crate::metrics::Metrics;
 use crate::serve::{auth::Callers, verbs};
@@ -35,8 +33,6 @@ use gpu_migrate_model::score::ScoringStrategy;
 #[derive(Debug, Parser)]
 #[command(name = "gpu-migrate-extender", version, about, long_about = None)]
 pub struct Args {
-    #[command(subcommand)]
-    command: Option<Command>,
     /// Serve from this Kubernetes List (JSON) of Nodes, Pods and GPUShadows; binds apply in memory
     #[arg(long, env = "GPU_MIGRATE_SNAPSHOT", value_name = "FILE")]
     snapshot: Option<PathBuf>,
@@ -79,11 +75,29 @@ pub struct Args {
     /// Which of the nodes and cards that fit is best
     #[arg(long, env = "GPU_MIGRATE_SCORING", value_enum, default_value_t)]
     scoring: ScoringStrategy,
-    /// Longest wait for one answer of the API server, in seconds; below the scheduler's httpTimeout
-    #[arg(long, env = "GPU_MIGRATE_API_TIMEOUT", value_name = "SECONDS", default_value_t = 10)]
+    /// Names of the schedulers that call this extender: for waiting pods of theirs it requeues capacity that is freed
+    #[arg(
+        long = "scheduler-name",
+        env = "GPU_MIGRATE_SCHEDULER_NAME",
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = names::SCHEDULER
+    )]
+    schedulers: Vec<String>,
+    /// Longest wait for one answer of the API server, in seconds; twice this and --gang-timeout are below the scheduler's
+    /// httpTimeout
+    #[arg(long, env = "GPU_MIGRATE_API_TIMEOUT", value_name = "SECONDS", default_value_t = Settings::API_TIMEOUT.as_secs())]
     api_timeout: u64,
-    /// How long the first member of a gang waits for the last, in seconds; below the scheduler's httpTimeout
-    #[arg(long, env = "GPU_MIGRATE_GANG_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
+    /// The API server's --request-timeout, in seconds: so long a bind that it did not answer keeps its cards
+    #[arg(
+        long,
+        env = "GPU_MIGRATE_REQUEST_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = Settings::REQUEST_TIMEOUT.as_secs()
+    )]
+    request_timeout: u64,
+    /// How long the first member of a gang waits for the last, in seconds
+    #[arg(long, env = "GPU_MIGRATE_GANG_TIMEOUT", value_name = "SECONDS", default_value_t = Settings::GANG_TIMEOUT.as_secs())]
     gang_timeout: u64,
     /// Do not check the memory of whole cards, as gpu-admission does not
     #[arg(long, env = "GPU_MIGRATE_GPU_ADMISSION_COMPAT")]
@@ -91,6 +105,10 @@ pub struct Args {
     /// Be one of several replicas: the one that holds the Lease is ready and binds
     #[arg(long, env = "GPU_MIGRATE_LEADER_ELECT")]
     leader_elect: bool,
+    /// Be beside one of several schedulers that elect a leader: lead from its first call on, and never while the extender beside
+    /// another may still bind
+    #[arg(long, env = "GPU_MIGRATE_BESIDE_SCHEDULER", conflicts_with = "leader_elect")]
+    beside_scheduler: bool,
     /// Namespace of the Lease
     #[arg(long, env = "GPU_MIGRATE_NAMESPACE", default_value = "gpu-migrate-system")]
     namespace: String,
@@ -102,22 +120,45 @@ pub struct Args {
     pub log_format: LogFormat,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Write a made-up cluster for --snapshot
-    GenerateSnapshot {
-        #[command(flatten)]
-        shape: Shape,
-        /// Where to
-        #[arg(long, short, value_name = "FILE", default_value = "-")]
-        output: PathBuf,
-    },
-}
-
-/// Which Lease, and who we are.
+/// Which Lease, who we are, and when we may have it.
+#[derive(Clone)]
 struct Election {
     namespace: String,
     identity: String,
+    /// As soon as the scheduler calls, whoever has it; else when nobody has it.
+    when_called: bool,
+}
+
+impl Election {
+    fn candidate(&self, client: Client) -> Candidate {
+        let lease = format!("{}-extender", names::SCHEDULER);
+        Candidate::new(client, &self.namespace, &lease, &self.identity)
+    }
+}
+
+/// For a request about the Lease.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the token file is read.
+const TOKEN_PERIOD: Duration = Duration::from_secs(10);
+
+/// File descriptors beside those of the scheduler's connections: watches, metrics, log, standard streams.
+const OTHER_FILES: u64 = 128;
+
+/// How many connections may be open: one for each bind that is held for a gang, and as many for all other calls.
+///
+/// Raises the soft limit of open files as far as it must, as Go programs do: containerd leaves it at 1,024 since 2.0.
+fn connections() -> usize {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let wanted = 2 * Settings::HELD_BINDS as u64 + OTHER_FILES;
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Settings::HELD_BINDS };
+    let raised = wanted.min(hard);
+    let files = if soft >= wanted || setrlimit(Resource::RLIMIT_NOFILE, raised, hard).is_err() {
+        soft
+    } else {
+        raised
+    };
+    usize::try_from(files.min(wanted).saturating_sub(OTHER_FILES).max(2)).unwrap_or(Settings::HELD_BINDS)
 }
 
 /// How long the server and the other tasks may take to end.
@@ -130,7 +171,6 @@ const SHUTDOWN: Duration = Duration::from_secs(16);
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     // Exhaustive, so that a flag that nobody reads does not compile.
     let Args {
-        command,
         snapshot,
         kubeconfig,
         bind,
@@ -141,17 +181,17 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         client_names,
         token_file,
         scoring,
+        schedulers,
         api_timeout,
+        request_timeout,
         gang_timeout,
         gpu_admission_compat,
         leader_elect,
+        beside_scheduler,
         namespace,
         identity,
         log_format: _,
     } = args;
-    if let Some(Command::GenerateSnapshot { shape, output }) = command {
-        return generate(shape, &output);
-    }
     let mut tasks = Tasks::new(shutdown);
 
     let open = client_ca_file.is_none() && token_file.is_none();
@@ -163,12 +203,30 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         Some(path) => Callers::anyone().with_token_file(path)?,
         None => Callers::anyone(),
     };
+    if let Some(path) = token_file {
+        let (callers, stop) = (callers.clone(), tasks.stop());
+        let reload = async move {
+            let mut every = tokio::time::interval(TOKEN_PERIOD);
+            loop {
+                every.tick().await;
+                if let Err(error) = callers.reload(&path) {
+                    tracing::warn!(%error, "the token stays as it was");
+                }
+            }
+        };
+        tasks.spawn("token file", async move {
+            stop.run_until_cancelled(reload).await;
+        });
+    }
+    let connections = connections();
     let settings = Settings {
         rules: Rules { whole_card_memory: !gpu_admission_compat, ..Rules::default() },
         scoring,
         api_timeout: Duration::from_secs(api_timeout),
+        unconfirmed_timeout: Duration::from_secs(request_timeout),
         gang_timeout: Duration::from_secs(gang_timeout),
-        ..Settings::default()
+        schedulers,
+        held_binds: connections / 2,
     };
 
     let mut registry = Registry::default();
@@ -190,14 +248,20 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         }
     };
 
+    let mut lease = None;
     let (engine, requeues) = match snapshot {
         Some(path) => standalone(&path, settings, metrics)?,
         None => {
             let identity = identity.unwrap_or_else(default_identity);
-            let election = leader_elect.then_some(Election { namespace, identity });
+            let election = (leader_elect || beside_scheduler).then_some(Election {
+                namespace,
+                identity,
+                when_called: beside_scheduler,
+            });
             let client = client::connect(kubeconfig.as_deref(), None)
                 .await
                 .context("a cluster is needed without --snapshot")?;
+            lease = election.as_ref().map(|election| election.candidate(client.clone()));
             cluster(&mut tasks, client, election, settings, metrics)
         }
     };
@@ -205,26 +269,28 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 
     let ready = {
         let engine = Arc::clone(&engine);
-        move || engine.not_ready().map_or(Ok(()), |why| Err(why.to_owned()))
+        move || match engine.not_ready() {
+            // Beside a scheduler that does not lead there is nothing to do.
+            Some(why) if !(beside_scheduler && engine.is_standby()) => Err(why.to_owned()),
+            _ => Ok(()),
+        }
     };
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), ready)).await?;
     let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
     tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
-    let service = TowerToHyperService::new(verbs(engine, callers));
-    tasks.spawn("scheduler server", serve(listener, tls, service, Limits::default(), tasks.stop()));
-    Ok(tasks.run(SHUTDOWN).await?)
-}
-
-fn generate(shape: Shape, output: &std::path::Path) -> anyhow::Result<()> {
-    if output.as_os_str() == "-" {
-        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-        generate::write(shape, &mut out)?;
-        return Ok(out.flush()?);
+    let service = TowerToHyperService::new(verbs(Arc::clone(&engine), callers));
+    let limits = Limits { connections, ..Limits::default() };
+    tasks.spawn("scheduler server", serve(listener, tls, service, limits, tasks.stop()));
+    let outcome = tasks.run(SHUTDOWN).await;
+    // Only where every bind has its answer: else the next leader waits until the Lease expires.
+    if let Some(lease) = lease.filter(|_| engine.read(|cluster| cluster.assumption_count()) == 0) {
+        match tokio::time::timeout(LEASE_TIMEOUT, lease.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "Lease not released; it expires by itself"),
+            Err(_) => tracing::warn!("Lease not released; it expires by itself"),
+        }
     }
-    let file = std::fs::File::create(output).with_context(|| format!("--output {}", output.display()))?;
-    let mut out = std::io::BufWriter::new(file);
-    generate::write(shape, &mut out)?;
-    Ok(out.flush()?)
+    Ok(outcome?)
 }
 
 type Parts = (Arc<Engine>, UnboundedReceiver<Freed>);
@@ -259,13 +325,11 @@ fn cluster(
             engine.set_leading(Leads::Alone);
             elected.cancel();
         }
-        Some(Election { namespace, identity }) => {
-            let lease = format!("{}-extender", names::SCHEDULER);
-            let candidate = Candidate::new(client.clone(), &namespace, &lease, &identity);
-            tasks.spawn(
-                "leader election",
-                elect(candidate, Arc::clone(&engine), elected.clone(), tasks.stop()),
-            );
+        Some(election) => {
+            let candidate = election.candidate(client.clone());
+            let elect =
+                elect(candidate, election.when_called, Arc::clone(&engine), elected.clone(), tasks.stop());
+            tasks.spawn("leader election", elect);
         }
     }
     let (watching, stop) = (Arc::clone(&engine), tasks.stop());
@@ -283,13 +347,45 @@ fn cluster(
 /// Runs for the Lease. Returns, and so ends the process, when it was ours and is lost.
 async fn elect(
     mut candidate: Candidate,
+    when_called: bool,
     engine: Arc<Engine>,
     elected: CancellationToken,
     stop: CancellationToken,
 ) {
+    let mut alone = Instant::now();
+    if when_called {
+        match stop.run_until_cancelled(take_over_when_called(&engine, &mut candidate)).await {
+            Some(from) => alone = from,
+            None => return,
+        }
+    }
+    // What the former leader has sent by then has arrived.
+    let begin = || {
+        _ = tokio::spawn(async move {
+            tokio::time::sleep_until(alone.into()).await;
+            elected.cancel();
+        })
+    };
     let until = |until| engine.set_leading(Leads::Until(until));
-    leader::run(&mut candidate, stop, || elected.cancel(), until).await;
+    leader::run(&mut candidate, stop, begin, until).await;
     engine.set_leading(Leads::Not);
+}
+
+/// Waits for the scheduler's call, and takes the Lease from the extender beside the scheduler that led before. Returns from when on
+/// that one certainly binds no more.
+async fn take_over_when_called(engine: &Engine, candidate: &mut Candidate) -> Instant {
+    loop {
+        engine.called().await;
+        match tokio::time::timeout(LEASE_TIMEOUT, candidate.take_over()).await {
+            Ok(Ok(Some(alone))) => return alone,
+            // Another was faster; if it is still this one's turn, the scheduler calls again.
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "Lease not taken; trying again at the scheduler's next call")
+            }
+            Err(_) => tracing::warn!("Lease not taken: no answer; trying again at the scheduler's next call"),
+        }
+    }
 }
 
 /// Looks up binds with unknown outcome, and requeues the pods that wait for capacity which the scheduler cannot see.

@@ -45,8 +45,7 @@ impl Observer {
             self.seen = Some((spec.clone(), now));
         }
         let changed = self.seen.as_ref().map_or(now, |(_, at)| *at);
-        let held = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let held = held.map_or(DURATION, Duration::from_secs);
+        let held = duration_of(spec);
         match spec.holder_identity.as_deref() {
             None | Some("") => Step::Take,
             Some(holder) if holder == identity => Step::Renew,
@@ -54,6 +53,11 @@ impl Observer {
             Some(_) => Step::Wait,
         }
     }
+}
+
+fn duration_of(spec: &LeaseSpec) -> Duration {
+    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.map_or(DURATION, Duration::from_secs)
 }
 
 /// One replica's part in the election.
@@ -121,6 +125,38 @@ impl Candidate {
         };
         match result {
             Ok(_) => Ok(Some(start + self.duration)),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the Lease from whoever has it. Returns from when on nobody else is certain to hold it: at once where it was free, else
+    /// after its duration, as its holder may have renewed it just before. `None` where another replica was faster.
+    ///
+    /// For a replica that must lead and cannot choose: one beside a scheduler that leads.
+    ///
+    /// # Errors
+    /// Where the API server cannot be asked.
+    pub async fn take_over(&mut self) -> kube::Result<Option<Instant>> {
+        let (written, former) = match self.leases.get_opt(&self.name).await? {
+            None => {
+                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+                let lease = Lease { metadata, spec: Some(self.spec(None)) };
+                (self.leases.create(&PostParams::default(), &lease).await, None)
+            }
+            Some(mut lease) => {
+                let old = lease.spec.take().unwrap_or_default();
+                lease.spec = Some(self.spec(Some(&old)));
+                // A holder of our own name is a former process of this replica.
+                let held = old.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty());
+                (
+                    self.leases.replace(&self.name, &PostParams::default(), &lease).await,
+                    held.then(|| duration_of(&old)),
+                )
+            }
+        };
+        match written {
+            Ok(_) => Ok(Some(now() + former.unwrap_or_default())),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error),
         }
@@ -365,6 +401,27 @@ mod tests {
         let methods: Vec<_> = calls.iter().map(|call| call.0.as_str()).collect();
         assert_eq!(methods, ["GET", "POST", "GET", "PUT"]);
         assert_eq!(calls[3].1["spec"]["holderIdentity"], "");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_taken_over_is_ours_alone_after_its_duration() {
+        let now = now();
+        let table = [
+            (failure(404), held_by("me"), Some(0)),
+            (held_by(""), held_by("me"), Some(0)),
+            (held_by("other"), held_by("me"), Some(15)),
+            (held_by("me"), held_by("me"), Some(15)),
+            (held_by("other"), failure(409), None),
+        ];
+        for (found, written, expected) in table {
+            let (mut candidate, handle) = candidate();
+            let shown = found.1["spec"]["holderIdentity"].clone();
+            let server = tokio::spawn(serve(handle, vec![found, written]));
+            let over = candidate.take_over().await.unwrap();
+            assert_eq!(over.map(|over| (over - now).as_secs()), expected, "{shown}");
+            let calls = server.await.unwrap();
+            assert_eq!(calls[1].1["spec"]["holderIdentity"], "me", "{shown}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

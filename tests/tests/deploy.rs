@@ -177,6 +177,15 @@ fn the_extender_is_never_ignorable_and_sees_both_kinds() {
         let names = managed.iter().map(|m| m["name"].as_str().unwrap()).collect::<Vec<_>>();
         assert_eq!(names, [&dialect.cores, &dialect.memory, &dialect.legacy]);
         assert!(managed.iter().all(|m| m["ignoredByScheduler"] == false));
+        assert_eq!(
+            configuration["percentageOfNodesToScore"], 100,
+            "a node that is not looked at may be the only one"
+        );
+        assert!(configuration["clientConnection"]["qps"].as_u64().unwrap() >= 500);
+        let settings = gpu_migrate_admission_ext::engine::Settings::default();
+        let longest = settings.gang_timeout + 2 * settings.api_timeout;
+        let limit = extender["httpTimeout"].as_str().unwrap().trim_end_matches('s').parse().unwrap();
+        assert!(longest.as_secs() < limit, "a held bind is answered after {longest:?}");
         if extender["urlPrefix"].as_str().unwrap().starts_with("https") {
             assert!(
                 extender["tlsConfig"]["caFile"].is_string(),
@@ -186,6 +195,17 @@ fn the_extender_is_never_ignorable_and_sees_both_kinds() {
     }
     let scheduler = of_kind(&base(), "ConfigMap")[0]["data"]["scheduler.yaml"].as_str().unwrap().to_owned();
     assert!(scheduler.contains(&format!("schedulerName: {}", names::SCHEDULER)));
+}
+
+/// The scheduler beside the extender has the version of the cluster, unless another is named.
+#[test]
+fn the_scheduler_has_the_version_of_the_cluster() {
+    for (values, version) in [(&[][..], "v1.33.0"), (&["extender.scheduler.version=v1.32.9"][..], "v1.32.9")]
+    {
+        let Some(rendered) = rendered(values) else { return };
+        let scheduler = &containers(&rendered)["scheduler"];
+        assert_eq!(scheduler["image"], format!("registry.k8s.io/kube-scheduler:{version}"));
+    }
 }
 
 #[test]

@@ -37,6 +37,7 @@ impl Engine {
     pub fn filter(&self, verb: &'static str, body: &[u8]) -> Reply {
         let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
         if let Some(why) = self.not_ready() {
+            self.called.notify_one();
             return error(why);
         }
         let request = match Request::parse(verb, body) {
@@ -61,6 +62,7 @@ impl Engine {
     pub fn predicates(&self, body: &[u8]) -> Reply {
         let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
         if let Some(why) = self.not_ready() {
+            self.called.notify_one();
             return error(why);
         }
         let request = match Request::parse("predicates", body) {

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
@@ -406,13 +406,4 @@ fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)
         scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
         false
     });
-}
-
-impl super::Settings {
-    /// The default of [`super::Settings::gang_timeout`].
-    pub const GANG_TIMEOUT: Duration = Duration::from_secs(18);
-    /// The default of [`super::Settings::api_timeout`]. With that of gangs, below the 30 s of `httpTimeout` that we deploy.
-    pub const API_TIMEOUT: Duration = Duration::from_secs(5);
-    /// The default of [`super::Settings::held_binds`]: half of the connections that are served.
-    pub const HELD_BINDS: usize = 2_048;
 }

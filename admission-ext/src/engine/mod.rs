@@ -67,13 +67,24 @@ pub struct Settings {
     pub held_binds: usize,
 }
 
+impl Settings {
+    /// The default of [`Settings::gang_timeout`].
+    pub const GANG_TIMEOUT: Duration = Duration::from_secs(18);
+    /// The default of [`Settings::api_timeout`]. With that of gangs, below the 30 s of `httpTimeout` that we deploy.
+    pub const API_TIMEOUT: Duration = Duration::from_secs(5);
+    /// The default of [`Settings::unconfirmed_timeout`]: the API server's own default.
+    pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+    /// The default of [`Settings::held_binds`]: half of the connections that are served.
+    pub const HELD_BINDS: usize = 2_048;
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             rules: Rules::default(),
             scoring: ScoringStrategy::default(),
             schedulers: vec![names::SCHEDULER.to_owned()],
-            unconfirmed_timeout: Duration::from_secs(60),
+            unconfirmed_timeout: Self::REQUEST_TIMEOUT,
             api_timeout: Self::API_TIMEOUT,
             gang_timeout: Self::GANG_TIMEOUT,
             held_binds: Self::HELD_BINDS,
@@ -108,6 +119,8 @@ pub struct Engine {
     synced: AtomicBool,
     /// Until when this replica is certainly the one that binds.
     leads: Mutex<Leads>,
+    /// The scheduler has called although we may not answer.
+    called: tokio::sync::Notify,
     /// Names of the schedulers that ask us.
     schedulers: RwLock<HashSet<Arc<str>>>,
     refused: requeue::Refused,
@@ -138,6 +151,7 @@ impl Engine {
             gangs: Mutex::default(),
             synced: AtomicBool::new(false),
             leads: Mutex::new(Leads::Not),
+            called: tokio::sync::Notify::new(),
             schedulers: RwLock::new(schedulers),
             refused: requeue::Refused::default(),
             requeue,
@@ -168,6 +182,17 @@ impl Engine {
     pub fn set_leading(&self, leads: Leads) {
         *self.leads.lock() = leads;
         self.metrics.ready.set(i64::from(self.is_ready()));
+    }
+
+    /// Waits until the scheduler calls although this replica is not ready.
+    pub async fn called(&self) {
+        self.called.notified().await;
+    }
+
+    /// Whether this replica is waiting for its turn to lead.
+    #[must_use]
+    pub fn is_standby(&self) -> bool {
+        matches!(*self.leads.lock(), Leads::Not)
     }
 
     #[must_use]

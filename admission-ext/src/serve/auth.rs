@@ -4,14 +4,17 @@
 //! `urlPrefix: https://extender:<token>@host/…` as basic authentication, which is the only way it has to send a token.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use subtle::ConstantTimeEq as _;
 
 #[derive(Clone, Debug, Default)]
 pub struct Callers {
-    token: Option<Token>,
+    /// The same for all clones: it may be replaced while they serve.
+    token: Option<Arc<ArcSwap<Token>>>,
 }
 
 #[derive(Clone)]
@@ -43,28 +46,42 @@ impl Callers {
     ///
     /// # Errors
     /// Where the file cannot be read or its token is shorter than 16 bytes.
-    pub fn with_token_file(mut self, path: &Path) -> Result<Self, CallersError> {
-        let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| CallersError::Read { path: shown.clone(), source })?;
-        let token = text.trim().as_bytes().to_vec();
-        if token.len() < 16 {
-            return Err(CallersError::Short { path: shown, got: token.len() });
+    pub fn with_token_file(self, path: &Path) -> Result<Self, CallersError> {
+        Ok(Self { token: Some(Arc::new(ArcSwap::from_pointee(read(path)?))) })
+    }
+
+    /// Reads the token again: Secrets are rotated.
+    ///
+    /// # Errors
+    /// As [`Callers::with_token_file`]; the token that was known stays.
+    pub fn reload(&self, path: &Path) -> Result<(), CallersError> {
+        if let Some(token) = &self.token {
+            token.store(Arc::new(read(path)?));
         }
-        self.token = Some(Token(token));
-        Ok(self)
+        Ok(())
     }
 
     /// Whether a caller with these headers may go on.
     #[must_use]
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         match &self.token {
-            Some(Token(expected)) => {
-                presented(headers).is_some_and(|given| given.as_slice().ct_eq(expected).into())
+            Some(token) => {
+                presented(headers).is_some_and(|given| given.as_slice().ct_eq(&token.load().0).into())
             }
             None => true,
         }
     }
+}
+
+fn read(path: &Path) -> Result<Token, CallersError> {
+    let shown = path.display().to_string();
+    let text =
+        std::fs::read_to_string(path).map_err(|source| CallersError::Read { path: shown.clone(), source })?;
+    let token = text.trim().as_bytes().to_vec();
+    if token.len() < 16 {
+        return Err(CallersError::Short { path: shown, got: token.len() });
+    }
+    Ok(Token(token))
 }
 
 /// The token of `Authorization: Bearer T`, or the password of `Basic`.
@@ -120,6 +137,24 @@ mod tests {
         for (value, admitted) in table {
             assert_eq!(callers.admit(&headers(value)), admitted, "{value:?}");
         }
+    }
+
+    #[test]
+    fn a_token_that_is_rotated_takes_the_place_of_the_former() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "the-former-token-of-all").unwrap();
+        let callers = Callers::anyone().with_token_file(file.path()).unwrap();
+        let serving = callers.clone();
+        std::fs::write(file.path(), "short").unwrap();
+        assert!(callers.reload(file.path()).is_err());
+        assert!(
+            serving.admit(&headers("Bearer the-former-token-of-all")),
+            "half-written files change nothing"
+        );
+        std::fs::write(file.path(), "the-latter-token-of-all").unwrap();
+        callers.reload(file.path()).unwrap();
+        assert!(serving.admit(&headers("Bearer the-latter-token-of-all")));
+        assert!(!serving.admit(&headers("Bearer the-former-token-of-all")));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
-use gpu_migrate_admission_ext::engine::{Engine, Settings};
+use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
 use gpu_migrate_admission_ext::kube_api::Kube;
 use gpu_migrate_admission_ext::state::pod::Rules;
 use gpu_migrate_admission_ext::watch;
@@ -364,6 +364,36 @@ async fn after_a_lost_answer_the_same_node_gets_the_same_cards_and_no_other_node
         binding["metadata"]["annotations"]["tencent.com/predicate-time"] = Value::Null;
     }
     assert_eq!(first, second);
+}
+
+/// Frozen between its decision and its request, while another replica took over: what it knows is old.
+#[tokio::test]
+async fn a_replica_that_runs_again_after_its_time_sends_no_binding() {
+    let (client, mut handle) = mocked();
+    let frozen = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (start, thaw) = (std::time::Instant::now(), Arc::clone(&frozen));
+    let clock: gpu_migrate_admission_ext::engine::Clock = Arc::new(move || {
+        let passed = if thaw.load(std::sync::atomic::Ordering::Acquire) { 60 } else { 0 };
+        gpu_migrate_admission_ext::engine::Now { instant: start + Duration::from_secs(passed), unix_nanos: 1 }
+    });
+    let engine = engine_at(clock, Arc::new(api(client)), Settings::default(), &[node("a", 2, 16)]);
+    engine.set_leading(Leads::Until(start + Duration::from_secs(15)));
+    // The pod is looked up, as our watch does not know it; meanwhile the process stands still.
+    let server = tokio::spawn(async move {
+        let (request, send) = handle.next_request().await.expect("a look-up");
+        assert_eq!(request.method(), "GET");
+        frozen.store(true, std::sync::atomic::Ordering::Release);
+        let text = serde_json::to_vec(&shared("p", &[(50, 4)])).unwrap();
+        send.send_response(Response::builder().status(200).body(Body::from(text)).unwrap());
+        tokio::time::timeout(Duration::from_millis(200), handle.next_request())
+            .await
+            .is_ok_and(|next| next.is_some())
+    });
+    let error = bind(&engine, &shared("p", &[(50, 4)]), "a").await;
+    assert!(error.contains("may not lead much longer"), "{error}");
+    assert_eq!(engine.read(|cluster| cluster.assumption_count()), 0);
+    drop(engine);
+    assert!(!server.await.unwrap(), "a Binding was sent");
 }
 
 /// The API server applies a request up to 60 s after it came (`--request-timeout`), whatever its client has heard.

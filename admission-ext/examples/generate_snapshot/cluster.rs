@@ -20,22 +20,22 @@ use serde_json::{Value, json};
 
 /// What to make.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Nodes
     #[arg(long, default_value_t = 5_000)]
-    pub nodes: u32,
+    pub(crate) nodes: u32,
     /// Pods on each node; a third of them legacy
     #[arg(long, default_value_t = 12)]
-    pub pods_per_node: u32,
+    pub(crate) pods_per_node: u32,
     /// Further pods that wait for a node
     #[arg(long, default_value_t = 2_000)]
-    pub waiting: u32,
+    pub(crate) waiting: u32,
     /// Cards on each node
     #[arg(long, default_value_t = 8)]
-    pub cards: u32,
+    pub(crate) cards: u32,
     /// The same seed makes the same cluster
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 const MEMORY_MIB: u64 = 81_559;
@@ -46,20 +46,15 @@ const SHARES: [(u32, u32); 8] =
 
 /// Name of the node at `at`.
 #[must_use]
-pub fn node_name(at: u32) -> String {
+pub(crate) fn node_name(at: u32) -> String {
     format!("gpu-node-{at:05}")
-}
-
-/// The shares that pods of a made-up cluster ask for, in order of their frequency.
-pub fn shares() -> impl Iterator<Item = (Cores, Blocks)> {
-    SHARES.into_iter().map(|(cores, blocks)| (Cores(cores), Blocks(blocks)))
 }
 
 /// Writes the cluster as a Kubernetes `List` in JSON.
 ///
 /// # Errors
 /// Where `out` cannot be written.
-pub fn write(shape: Shape, out: &mut impl Write) -> io::Result<()> {
+pub(crate) fn write(shape: Shape, out: &mut impl Write) -> io::Result<()> {
     let mut rng = StdRng::seed_from_u64(shape.seed);
     write!(out, "{{\"kind\":\"List\",\"apiVersion\":\"v1\",\"items\":[")?;
     for at in 0..shape.nodes {
