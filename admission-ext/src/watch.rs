@@ -38,14 +38,16 @@ impl Synced {
 /// Keeps `engine` up to date until it is dropped. Sets it synced once all have been listed.
 pub async fn run(engine: Arc<Engine>, client: Client) {
     let (synced, mut seen) = channel(Synced::default());
+    // Nobody asks yet: what comes with the first lists is counted once, at their end.
+    engine.load();
     let pods = watch_pods(Arc::clone(&engine), client.clone(), &synced);
     let nodes = watch_nodes(Arc::clone(&engine), client.clone(), &synced);
     let shadows = watch_shadows(Arc::clone(&engine), client.clone(), &synced);
     let config = watch_config(Arc::clone(&engine), client, &synced);
     let ready = async {
         if seen.wait_for(|synced| synced.all()).await.is_ok() {
+            engine.fill(|_| {});
             engine.set_synced(true);
-            engine.gauge();
             tracing::info!("caches are filled");
         }
         std::future::pending::<()>().await;

@@ -235,17 +235,16 @@ impl Engine {
     /// The gated members of the gangs that are complete and would fit, to be let into the queue together.
     #[must_use]
     pub fn gangs_to_lift(&self) -> Vec<Arc<PodFacts>> {
-        let now = (self.clock)().instant;
-        let cluster = self.cluster.read();
-        let mut lift = Vec::new();
-        for key in cluster.gangs() {
-            let Some(gated) = cluster.members(key).find(|member| member.gated) else { continue };
-            let Some(gang) = &gated.gang else { continue };
-            if self.gangs.lock().refusal(&cluster, gated, gang, now, self.settings.held_binds).is_none() {
-                lift.extend(cluster.members(key).filter(|member| member.gated).cloned());
-            }
-        }
-        lift
+        let keys: Vec<Arc<str>> = self.read(|cluster| cluster.gangs().cloned().collect());
+        // A lock for each: there may be hundreds, and binds wait.
+        let gated = |key: Arc<str>| {
+            self.read(|cluster| {
+                let gated: Vec<_> = cluster.members(&key).filter(|member| member.gated).cloned().collect();
+                let refusal = gated.first().and_then(|first| self.gang_refusal(cluster, first));
+                if refusal.is_none() { gated } else { Vec::new() }
+            })
+        };
+        keys.into_iter().flat_map(gated).collect()
     }
 
     /// Lifts the gates of complete gangs.
@@ -357,20 +356,32 @@ pub(super) fn still_missing<'a>(
     own.into_iter().chain(others).take(count).collect()
 }
 
+/// Members that fit on the same nodes: most gangs are one group.
+struct Group<'a> {
+    pod: &'a PodFacts,
+    summary: RequestSummary,
+    count: usize,
+}
+
 /// Whether all of `pods` would fit at once, by placing them one after the other, the largest first.
 ///
 /// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
 fn all_fit(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
-    let mut left: Vec<(&PodFacts, RequestSummary)> = pods.iter().map(|pod| (*pod, pod.summary())).collect();
-    left.sort_by_key(|(pod, _)| {
-        let demand = pod.demand();
-        std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks))
+    let mut groups: HashMap<u64, Group<'_>> = HashMap::new();
+    for pod in pods {
+        let new = || Group { pod, summary: pod.summary(), count: 0 };
+        groups.entry(pod.group).or_insert_with(new).count += 1;
+    }
+    let mut left: Vec<Group<'_>> = groups.into_values().collect();
+    left.sort_by_key(|group| {
+        let demand = group.pod.demand();
+        (std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks)), group.pod.group)
     });
     for info in cluster.nodes() {
         if left.is_empty() {
             return true;
         }
-        if left.iter().any(|(_, summary)| *summary == RequestSummary::Complex) {
+        if left.iter().any(|group| group.summary == RequestSummary::Complex) {
             fill_by_placement(info, &mut left);
         } else {
             fill_by_fast_fit(info, &mut left);
@@ -380,30 +391,39 @@ fn all_fit(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
 }
 
 /// Puts as many as fit on copies of the node's capacity.
-fn fill_by_fast_fit(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)>) {
+fn fill_by_fast_fit(info: &NodeInfo, left: &mut Vec<Group<'_>>) {
     let mut capacity: Option<NodeCapacity> = None;
-    left.retain(|(pod, summary)| {
+    left.retain_mut(|group| {
         let fits = |capacity: &NodeCapacity| {
-            info.selected_by(pod) && capacity.fast_fit(*summary).is_some_and(|look| look.is_ok())
+            info.selected_by(group.pod) && capacity.fast_fit(group.summary).is_some_and(|look| look.is_ok())
         };
-        if !fits(capacity.as_ref().unwrap_or(&info.capacity)) {
-            return true;
+        while group.count > 0 && fits(capacity.as_ref().unwrap_or(&info.capacity)) {
+            capacity.get_or_insert_with(|| info.capacity.clone()).take(group.summary);
+            group.count -= 1;
         }
-        capacity.get_or_insert_with(|| info.capacity.clone()).take(*summary);
-        false
+        group.count > 0
     });
 }
 
 /// The same by real placement, for pods of several containers or with constraints.
-fn fill_by_placement(info: &NodeInfo, left: &mut Vec<(&PodFacts, RequestSummary)>) {
+fn fill_by_placement(info: &NodeInfo, left: &mut Vec<Group<'_>>) {
     let mut scratch: Vec<Placed> = Vec::new();
-    left.retain(|(pod, _)| {
-        if !info.selected_by(pod) {
+    left.retain_mut(|group| {
+        let demand = group.pod.demand();
+        // Most nodes of a full cluster, without placing anything.
+        let full = info.capacity.cores_left() < demand.cores.0 || info.capacity.free() < demand.legacy;
+        if full || !info.selected_by(group.pod) {
             return true;
         }
-        let (_, occupancy) = info.occupancy_with(&scratch, |_| false);
-        let Ok(placed) = placement(&info.inventory, &occupancy, pod, None) else { return true };
-        scratch.push(Placed { pod: Arc::new((*pod).clone()), cards: compact(&placed) });
-        false
+        while group.count > 0 {
+            let (_, occupancy) = info.occupancy_with(&scratch, |_| false);
+            let Ok(placed) = placement(&info.inventory, &occupancy, group.pod, None) else { break };
+            // Members of one group are told apart by their UIDs alone.
+            let uid = format!("{}/{}", group.pod.uid, group.count);
+            let pod = Arc::new(PodFacts { uid: uid.into(), ..group.pod.clone() });
+            scratch.push(Placed { pod, cards: compact(&placed) });
+            group.count -= 1;
+        }
+        group.count > 0
     });
 }

@@ -225,6 +225,11 @@ impl Engine {
         look(&self.cluster.read())
     }
 
+    /// Puts off what can be computed at the end, until [`Engine::fill`].
+    pub fn load(&self) {
+        self.cluster.write().load();
+    }
+
     /// Fills the state with many objects at once.
     pub fn fill(&self, fill: impl FnOnce(&mut Cluster)) {
         let mut cluster = self.cluster.write();

@@ -25,6 +25,9 @@ pub const REQUEUE_DELAY: Duration = Duration::from_millis(250);
 /// Nodes annotated at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
 const AT_A_TIME: usize = 16;
 
+/// Nodes looked at before a waiting bind is let in.
+const NODES_PER_LOCK: usize = 512;
+
 /// How long a pod is remembered that the scheduler knows and our watch does not.
 const UNKNOWN: Duration = Duration::from_secs(60);
 
@@ -64,15 +67,31 @@ impl Refused {
         });
     }
 
-    /// Those that wait still, with the time of their last look; `None` where our watch does not know the pod yet.
+    /// Those that wait still, one for each gang and one for all pods that fit on the same nodes, with the time of the earliest last
+    /// look; `None` for those that our watch does not know yet.
     fn waiting(&self, cluster: &Cluster) -> Vec<(u64, Option<Arc<PodFacts>>)> {
-        let all = self.0.lock();
-        let known = all.iter().map(|(uid, asked)| (asked.since, uid, cluster.pod(uid)));
-        known
-            .filter(|(_, uid, pod)| pod.is_none_or(|pod| waits(pod)) && !cluster.is_placed(uid))
-            .map(|(since, _, pod)| (since, pod.cloned()))
-            .collect()
+        let mut groups: HashMap<Option<Group>, (u64, Option<Arc<PodFacts>>)> = HashMap::new();
+        for (uid, asked) in &*self.0.lock() {
+            let pod = cluster.pod(uid);
+            if !pod.is_none_or(|pod| waits(pod)) || cluster.is_placed(uid) {
+                continue;
+            }
+            let group = pod.map(|pod| match &pod.gang {
+                Some(gang) => Group::Gang(Arc::clone(&gang.key)),
+                None => Group::Alike(pod.group),
+            });
+            let (since, _) = groups.entry(group).or_insert_with(|| (asked.since, pod.cloned()));
+            *since = asked.since.min(*since);
+        }
+        groups.into_values().collect()
     }
+}
+
+/// Pods to which the same happens.
+#[derive(PartialEq, Eq, Hash)]
+enum Group {
+    Gang(Arc<str>),
+    Alike(u64),
 }
 
 /// In the scheduler's queue, as far as we know.
@@ -145,21 +164,32 @@ impl Engine {
             let known = latest.entry(node).or_default();
             *known = count.max(*known);
         }
-        let cluster = self.cluster.read();
-        let waiting = self.refused.waiting(&cluster);
+        let waiting = self.read(|cluster| self.refused.waiting(cluster));
         let mut gangs = HashMap::new();
-        let mut anyone = |info: &NodeInfo, count: u64| {
-            waiting.iter().any(|(since, pod)| {
-                *since < count && self.could_go(&cluster, info, pod.as_deref(), &mut gangs)
-            })
+        let mut anyone = |cluster: &Cluster, info: &NodeInfo, count: u64| {
+            info.facts.is_some()
+                && waiting.iter().any(|(since, pod)| {
+                    *since < count && self.could_go(cluster, info, pod.as_deref(), &mut gangs)
+                })
         };
         let mut touch = Vec::new();
         for (node, count) in latest {
-            let info = match &node {
-                Some(node) => cluster.node(node).filter(|info| info.facts.is_some() && anyone(info, count)),
-                None => cluster.nodes().find(|info| info.facts.is_some() && anyone(info, count)),
+            // A lock for one node or for a few hundred: binds wait.
+            let found = match &node {
+                Some(node) => self.read(|cluster| {
+                    cluster
+                        .node(node)
+                        .filter(|info| anyone(cluster, info, count))
+                        .map(|info| Arc::clone(&info.name))
+                }),
+                None => (0..self.read(Cluster::node_id_count)).step_by(NODES_PER_LOCK).find_map(|from| {
+                    self.read(|cluster| {
+                        let mut part = cluster.nodes_from(from).take(NODES_PER_LOCK);
+                        part.find(|info| anyone(cluster, info, count)).map(|info| Arc::clone(&info.name))
+                    })
+                }),
             };
-            touch.extend(info.map(|info| (Arc::clone(&info.name), count)));
+            touch.extend(found.map(|name| (name, count)));
             if touch.len() == AT_A_TIME {
                 break;
             }

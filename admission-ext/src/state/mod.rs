@@ -278,6 +278,11 @@ impl Cluster {
         self.nodes.iter().filter(|info| info.known)
     }
 
+    /// The nodes from this number on, but for numbers that are free.
+    pub fn nodes_from(&self, id: NodeId) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.iter().skip(id).filter(|info| info.known)
+    }
+
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodFacts>> {
         self.pods.get(uid).map(|known| &known.pod)

@@ -1,6 +1,7 @@
 //! A pod as the index keeps it: a few hundred bytes, whatever the object weighs.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 
 use gpu_migrate_model::annotation::{self, Choice};
@@ -63,6 +64,8 @@ pub struct PodFacts {
     pub nominated: Option<Arc<str>>,
     /// UID of its controller.
     pub owner: Option<Arc<str>>,
+    /// The same for pods that fit on the same nodes: what they ask for, of which nodes and cards, in which namespace.
+    pub group: u64,
     /// Labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
     pub leaving: bool,
@@ -91,6 +94,17 @@ impl PodFacts {
             Err(_) => PodKind::Mixed,
         };
         let cards = ask.as_ref().map(|ask| read_cards(pod, ask, kind)).unwrap_or_default();
+        let constraints = constraints.unwrap_or_default();
+        let node_selector: BTreeMap<String, String> = pod
+            .spec
+            .node_selector
+            .iter()
+            .flat_map(Map::iter)
+            .map(|(k, v)| (k.to_owned(), v.to_string()))
+            .collect();
+        let asked: Vec<_> =
+            ask.iter().flat_map(|ask| &ask.containers).map(|it| (it.kind, it.demand)).collect();
+        let group = group(&(kind, asked, &constraints, &node_selector, pod.namespace()));
         Self {
             uid: Arc::from(&*pod.metadata.uid),
             namespace: Arc::from(pod.namespace()),
@@ -98,7 +112,7 @@ impl PodFacts {
             kind,
             node: pod.node().map(Arc::from),
             cards,
-            constraints: constraints.unwrap_or_default(),
+            constraints,
             gang: gang.ok().flatten(),
             gated: pod.is_gated(),
             gated_by_others: pod.is_gated_by_others(),
@@ -112,13 +126,8 @@ impl PodFacts {
                 .filter(|name| !name.is_empty())
                 .map(Arc::from),
             owner: owner(pod),
-            node_selector: pod
-                .spec
-                .node_selector
-                .iter()
-                .flat_map(Map::iter)
-                .map(|(k, v)| (k.to_owned(), v.to_string()))
-                .collect(),
+            node_selector,
+            group,
             leaving: pod.metadata.deletion_timestamp.is_some(),
             ask,
         }
@@ -183,6 +192,12 @@ pub fn choice(cards: &Cards, ask: &PodAsk, node: &str, time: u128) -> Choice {
         }
     }
     Choice { node: node.to_owned(), time, cards: by_name }
+}
+
+fn group(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// `default-scheduler` where none is written.
