@@ -24,8 +24,8 @@ use crate::engine::{Engine, Leads, Settings, machine_clock, requeue};
 use crate::kube_api::Kube;
 use crate::metrics::Metrics;
 use crate::serve::{auth::Callers, verbs};
-use crate::state::Freed;
 use crate::state::pod::Rules;
+use crate::state::{Cluster, Freed};
 use crate::{snapshot, watch};
 use gpu_migrate_model::score::ScoringStrategy;
 
@@ -283,7 +283,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn("scheduler server", serve(listener, tls, service, limits, tasks.stop()));
     let outcome = tasks.run(SHUTDOWN).await;
     // Only where every bind has its answer: else the next leader waits until the Lease expires.
-    if let Some(lease) = lease.filter(|_| engine.read(|cluster| cluster.assumption_count()) == 0) {
+    if let Some(lease) = lease.filter(|_| engine.read(Cluster::assumption_count) == 0) {
         match tokio::time::timeout(LEASE_TIMEOUT, lease.release()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "Lease not released; it expires by itself"),
@@ -364,7 +364,7 @@ async fn elect(
         _ = tokio::spawn(async move {
             tokio::time::sleep_until(alone.into()).await;
             elected.cancel();
-        })
+        });
     };
     let until = |until| engine.set_leading(Leads::Until(until));
     leader::run(&mut candidate, stop, begin, until).await;
@@ -381,7 +381,7 @@ async fn take_over_when_called(engine: &Engine, candidate: &mut Candidate) -> In
             // Another was faster; if it is still this one's turn, the scheduler calls again.
             Ok(Ok(None)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "Lease not taken; trying again at the scheduler's next call")
+                tracing::warn!(%error, "Lease not taken; trying again at the scheduler's next call");
             }
             Err(_) => tracing::warn!("Lease not taken: no answer; trying again at the scheduler's next call"),
         }

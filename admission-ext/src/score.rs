@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use gpu_migrate_model::card::same_model;
+use gpu_migrate_model::place::Constraints;
 use gpu_migrate_model::score::{
-    FreeCapacity, HostResources, Mix, ScoreCache, Scorer, ScoringStrategy, Shape,
+    FreeCapacity, HostResources, Mix, ModelSet, ScoreCache, Scorer, ScoringStrategy, Shape,
 };
 use gpu_migrate_model::units::CardIndex;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::PodFacts;
@@ -24,9 +26,62 @@ const STALE_AFTER: u32 = 500;
 pub struct NodeScorer {
     strategy: ScoringStrategy,
     mix: Mutex<Requests>,
+    models: Models,
     scorer: ArcSwap<Scorer>,
     cache: Mutex<ScoreCache>,
 }
+
+/// Numbers for the card models that pods have named. A model that nobody names has none, and its cards are like any others'.
+#[derive(Debug, Default)]
+struct Models(RwLock<Vec<String>>);
+
+impl Models {
+    /// The number of a model, for the first 64 that are named.
+    fn number(&self, name: &str) -> Option<u32> {
+        let known = self.0.read();
+        known.iter().position(|known| same_model(known, name)).and_then(|at| u32::try_from(at).ok())
+    }
+
+    fn of_card(&self, name: &str) -> ModelSet {
+        match self.number(name) {
+            Some(number) => ModelSet::only(number),
+            None if self.0.read().is_empty() => ModelSet::ANY,
+            None => ModelSet::only(MODELS),
+        }
+    }
+
+    /// What a pod asks for, with the models that it names.
+    fn shape(&self, pod: &PodFacts) -> Option<Shape> {
+        let shape = Shape::of(pod.ask.as_ref().ok()?)?;
+        let names = &pod.constraints.models;
+        if names.is_empty() {
+            return Some(shape);
+        }
+        for name in names {
+            let mut known = self.0.write();
+            if known.len() < MODELS as usize && !known.iter().any(|known| same_model(known, name)) {
+                known.push(name.clone());
+            }
+        }
+        let set = |set: ModelSet, name: &String| set.with(self.of_card(name));
+        Some(Shape { models: names.iter().fold(ModelSet::NONE, set), ..shape })
+    }
+
+    fn capacity(&self, occupancy: &NodeOccupancy, inventory: &Inventory) -> FreeCapacity {
+        let cards = occupancy.for_shares(inventory);
+        let mut capacity = FreeCapacity::of(&cards, occupancy.unattributed, HostResources::UNLIMITED);
+        for (card, of) in capacity.cards.iter_mut().zip(&inventory.cards) {
+            card.models = self.of_card(&of.model);
+        }
+        capacity
+    }
+}
+
+/// Models that have a number of their own.
+const MODELS: u32 = 63;
+
+/// Nodes that stand for all when a scorer is computed.
+const SAMPLE: usize = 256;
 
 #[derive(Debug, Default)]
 struct Requests {
@@ -43,6 +98,7 @@ impl NodeScorer {
         Self {
             strategy,
             mix: Mutex::default(),
+            models: Models::default(),
             cache: Mutex::new(ScoreCache::new(scorer.clone(), 0)),
             scorer: ArcSwap::from_pointee(scorer),
         }
@@ -57,7 +113,7 @@ impl NodeScorer {
         if !self.needs_mix() {
             return;
         }
-        if let Some(shape) = shape(pod) {
+        if let Some(shape) = self.models.shape(pod) {
             let mut requests = self.mix.lock();
             requests.mix.count(shape);
             requests.since = requests.since.map(|since| since + 1);
@@ -75,11 +131,14 @@ impl NodeScorer {
             return;
         }
         if requests.since.is_none() {
-            cluster.pods().filter_map(|pod| shape(pod)).for_each(|shape| requests.mix.count(shape));
+            cluster
+                .pods()
+                .filter_map(|pod| self.models.shape(pod))
+                .for_each(|shape| requests.mix.count(shape));
         }
         requests.since = Some(0);
         let fleet: Vec<FreeCapacity> =
-            if self.strategy == ScoringStrategy::Lookahead { kinds_of_nodes(cluster) } else { Vec::new() };
+            if self.strategy == ScoringStrategy::Lookahead { self.fleet(cluster) } else { Vec::new() };
         let scorer = Scorer::new(self.strategy, &requests.mix, &fleet);
         drop(requests);
         *self.cache.lock() = ScoreCache::new(scorer.clone(), cluster.node_id_count());
@@ -93,7 +152,7 @@ impl NodeScorer {
         nodes: impl Iterator<Item = Option<(usize, &'a NodeInfo)>>,
     ) -> Vec<Option<f64>> {
         let left = |info: &NodeInfo| f64::from(info.capacity.cores_left());
-        match (self.strategy, shape(pod)) {
+        match (self.strategy, self.models.shape(pod)) {
             // No memory is faster than counting eight cards.
             (ScoringStrategy::Spread, _) => nodes.map(|node| node.map(|(_, info)| left(info))).collect(),
             (
@@ -107,12 +166,12 @@ impl NodeScorer {
                     .map(|node| {
                         let (id, info) = node?;
                         let choice = row.choose(id, info.generation, || {
-                            Some(free_capacity(&info.occupancy, &info.inventory))
+                            Some(self.models.capacity(&info.occupancy, &info.inventory))
                         });
                         // A node that came after the cache was made.
                         choice
                             .or_else(|| {
-                                scorer.choose(&free_capacity(&info.occupancy, &info.inventory), &shape)
+                                scorer.choose(&self.models.capacity(&info.occupancy, &info.inventory), &shape)
                             })
                             .map(|choice| choice.score)
                     })
@@ -130,35 +189,26 @@ impl NodeScorer {
         inventory: &Inventory,
         pod: &PodFacts,
     ) -> Option<CardIndex> {
-        if !self.needs_mix() || pod.constraints != Default::default() {
+        let models = pod.constraints.models.clone();
+        if !self.needs_mix() || pod.constraints != (Constraints { models, ..Constraints::default() }) {
             return None;
         }
-        self.scorer.load().choose(&free_capacity(occupancy, inventory), &shape(pod)?)?.card
+        let shape = self.models.shape(pod)?;
+        self.scorer.load().choose(&self.models.capacity(occupancy, inventory), &shape)?.card
     }
-}
 
-fn shape(pod: &PodFacts) -> Option<Shape> {
-    Shape::of(pod.ask.as_ref().ok()?)
-}
-
-fn free_capacity(occupancy: &NodeOccupancy, inventory: &Inventory) -> FreeCapacity {
-    FreeCapacity::of(&occupancy.for_shares(inventory), occupancy.unattributed, HostResources::UNLIMITED)
-}
-
-/// One empty node of each kind that there is.
-fn kinds_of_nodes(cluster: &Cluster) -> Vec<FreeCapacity> {
-    let mut kinds: Vec<FreeCapacity> = Vec::new();
-    for info in cluster.nodes() {
-        let mut empty = free_capacity(&info.occupancy, &info.inventory);
-        for card in &mut empty.cards {
-            (card.cores, card.blocks, card.free) = (100, card.of_blocks, true);
-        }
-        // Kinds are few; a cluster of many is sampled.
-        if !kinds.contains(&empty) && kinds.len() < 64 {
-            kinds.push(empty);
-        }
+    /// Nodes as they are when empty, a sample of them: each kind as often as it is in the cluster.
+    fn fleet(&self, cluster: &Cluster) -> Vec<FreeCapacity> {
+        let step = cluster.node_count().div_ceil(SAMPLE).max(1);
+        let empty = |info: &NodeInfo| {
+            let mut empty = self.models.capacity(&info.occupancy, &info.inventory);
+            for card in &mut empty.cards {
+                (card.cores, card.blocks, card.free) = (100, card.of_blocks, true);
+            }
+            empty
+        };
+        cluster.nodes().step_by(step).map(empty).collect()
     }
-    kinds
 }
 
 /// Brings scores to the scheduler's 0 to 10.

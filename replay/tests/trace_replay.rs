@@ -92,7 +92,9 @@ fn reports_say_the_same_in_every_form() {
     let csv = report::csv(&outcomes).unwrap();
     assert!(csv.contains(&format!("lookahead,130,{end:.4},0.0000")), "{csv}");
     let json: serde_json::Value = serde_json::from_str(&report::json(&setup, &[1], &outcomes)).unwrap();
-    assert_eq!(json["policies"][1]["at"]["130"]["allocated"]["mean"].as_f64(), Some(end));
+    // Read back, the last digit of a number may differ.
+    let mean = json["policies"][1]["at"]["130"]["allocated"]["mean"].as_f64().unwrap();
+    assert!((mean - end).abs() < 1e-9, "{mean} {end}");
 }
 
 #[test]

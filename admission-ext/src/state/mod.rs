@@ -133,6 +133,9 @@ struct Known {
     info: Option<NodeId>,
 }
 
+/// A gang, and the UID of the controller of a member that has succeeded.
+type Success = (Arc<str>, Option<Arc<str>>);
+
 /// Something that a waiting pod may use, for requeueing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Freed {
@@ -151,9 +154,9 @@ pub struct Cluster {
     /// UIDs of the members of each gang.
     gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Members of gangs that have succeeded and are still in the API, by UID: the gang and the member's controller.
-    succeeded: HashMap<Arc<str>, (Arc<str>, Option<Arc<str>>)>,
+    succeeded: HashMap<Arc<str>, Success>,
     /// How many of those there are.
-    successes: HashMap<(Arc<str>, Option<Arc<str>>), usize>,
+    successes: HashMap<Success, usize>,
     /// Where pods are nominated to, by UID.
     nominated: HashMap<Arc<str>, NodeId>,
     /// Places in `nodes` that are free.

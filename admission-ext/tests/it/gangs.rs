@@ -411,7 +411,7 @@ async fn cards_are_free_before_events_are_written() {
             Ok(())
         }
         async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
     let gang = members("g", 4, (100, 0));

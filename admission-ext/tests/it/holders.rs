@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::engine::Engine;
+use gpu_migrate_admission_ext::state::Cluster;
 use gpu_migrate_model::card::CardState;
 use serde_json::{Value, json};
 
@@ -114,6 +115,6 @@ fn names_of_nodes_that_come_and_go_leave_nothing_behind() {
         engine.remove_node("never-seen");
         engine.remove_shadow("never-seen");
     }
-    assert!(engine.read(|cluster| cluster.node_id_count()) < 4);
+    assert!(engine.read(Cluster::node_id_count) < 4);
     assert_eq!(passing(&engine, &shared("p", &[(100, 0)]), &["a"]), ["a"]);
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
 use gpu_migrate_admission_ext::kube_api::Kube;
+use gpu_migrate_admission_ext::state::Cluster;
 use gpu_migrate_admission_ext::state::pod::Rules;
 use gpu_migrate_admission_ext::watch;
 use http::{Request, Response, StatusCode};
@@ -391,7 +392,7 @@ async fn a_replica_that_runs_again_after_its_time_sends_no_binding() {
     });
     let error = bind(&engine, &shared("p", &[(50, 4)]), "a").await;
     assert!(error.contains("may not lead much longer"), "{error}");
-    assert_eq!(engine.read(|cluster| cluster.assumption_count()), 0);
+    assert_eq!(engine.read(Cluster::assumption_count), 0);
     drop(engine);
     assert!(!server.await.unwrap(), "a Binding was sent");
 }

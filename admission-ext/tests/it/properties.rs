@@ -105,11 +105,17 @@ proptest! {
 
     /// What filter passes, bind places; what bind places keeps I1 and I2 on every card.
     #[test]
-    fn what_filter_passes_bind_places(items in any_node(), pod in any_pod("p"), order in 0usize..3) {
+    fn what_filter_passes_bind_places(items in any_node(), pod in any_pod("p"), order in 0usize..5) {
         let mut items = items;
         items.push(pod.clone());
         let settings = Settings {
-            scoring: [ScoringStrategy::Binpack, ScoringStrategy::Fragmentation, ScoringStrategy::Spread][order],
+            scoring: [
+                ScoringStrategy::Binpack,
+                ScoringStrategy::BestFit,
+                ScoringStrategy::Fragmentation,
+                ScoringStrategy::Lookahead,
+                ScoringStrategy::Spread,
+            ][order],
             ..Settings::default()
         };
         let engine = engine_with(Arc::new(Flaky::new(1, 0)), settings, &items);

@@ -394,3 +394,30 @@ async fn by_fragmentation_a_card_that_the_usual_share_still_fits_on_is_spared() 
         assert_eq!(cards(&engine, "p"), [expected], "{order:?}");
     }
 }
+
+/// A pod that any card serves leaves the cards of a model that others name, as far as those are going to come.
+#[test]
+fn by_lookahead_the_cards_that_pods_name_are_left_to_them() {
+    let of = |name: &str, model: &str| {
+        let mut published = shadow(name, 2, 64, &[]);
+        for card in 0..2 {
+            published["status"]["cards"][card]["model"] = json!(model);
+        }
+        [node(name, 2, 64), published]
+    };
+    let mut items: Vec<_> = of("a", "V100").into_iter().chain(of("b", "T4")).chain(of("c", "T4")).collect();
+    items.extend((0..4).map(|at| {
+        let mut pod = bound(shared(&format!("u{at}"), &[(50, 1)]), "elsewhere", "0");
+        if at == 0 {
+            pod["metadata"]["annotations"]["gpu-migrate.io/card-model"] = json!("V100");
+        }
+        pod
+    }));
+    let settings = Settings { scoring: ScoringStrategy::Lookahead, ..Settings::default() };
+    let engine = engine_with(Arc::new(Memory::default()), settings, &items);
+    let best = |pod| {
+        let scores = prioritize(&engine, &pod, &["a", "b", "c"]);
+        scores.as_array().unwrap().iter().find(|node| node["Score"] == 10).unwrap()["Host"].clone()
+    };
+    assert_eq!(best(shared("p", &[(50, 1)])), "b", "of nodes alike the first would be a");
+}

@@ -19,10 +19,10 @@
 //! | best-fit | 90.0 | 92.9 | 93.1 ±0.2 | 93.08 |
 //! | binpack | 90.0 | 94.4 | 94.6 ±0.1 | – |
 //! | fgd | 90.0 | 95.3 | 95.5 ±0.1 | 95.39 |
-//! | lookahead | 90.0 | 96.2 | 96.3 ±0.0 | – |
+//! | lookahead | 90.0 | 96.0 | 96.1 ±0.1 | – |
 //!
-//! On the seeds 1 to 10: fgd 95.4, lookahead 96.3. As a cluster really is, with pods without cards spread by kube-scheduler and a mix that must
-//! be learnt (`--plain-pods spread --mix observed`, seeds 42 to 51): best-fit 84.0, binpack 84.8, fgd 86.8, lookahead 95.6.
+//! As a cluster really is, with pods without cards spread by kube-scheduler and a mix that must be learnt (`--plain-pods spread --mix
+//! observed`, seeds 42 to 51, lookahead 42 to 44): best-fit 84.0, binpack 84.8, fgd 86.8, lookahead 95.6.
 //!
 //! "packing" in the paper is a rule of its own, not gpu-admission's, which is `binpack` here.
 
