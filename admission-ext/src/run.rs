@@ -279,7 +279,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
     tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
     let service = TowerToHyperService::new(verbs(Arc::clone(&engine), callers));
-    let limits = Limits { connections, ..Limits::default() };
+    // All are of one client, the scheduler.
+    let limits = Limits { connections, per_peer: connections, ..Limits::default() };
     tasks.spawn("scheduler server", serve(listener, tls, service, limits, tasks.stop()));
     let outcome = tasks.run(SHUTDOWN).await;
     // Only where every bind has its answer: else the next leader waits until the Lease expires.
