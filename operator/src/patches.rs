@@ -45,6 +45,8 @@ pub fn status(
 ) -> Value {
     let mut status = decision.status.clone();
     status.counts = counts;
+    // The webhook's.
+    status.accepted = None;
     let ready = matches!(status.phase, MigrationPhase::Complete | MigrationPhase::Idle);
     let progressing = matches!(
         status.phase,

@@ -30,7 +30,8 @@ pub struct PolicyError {
 }
 
 impl Policies {
-    /// Compiles policies. The bad ones are handed back and are not in force; the others are.
+    /// Compiles policies. The bad ones are handed back; in force instead is what their status says was accepted last, so that all
+    /// replicas agree, also after a restart.
     pub fn compile<'m>(
         migrations: impl IntoIterator<Item = &'m GPUMigration>,
         settings: &Settings,
@@ -39,15 +40,27 @@ impl Policies {
         for migration in migrations {
             match compile(migration, settings) {
                 Ok(policy) => policies.push(policy),
-                Err(reason) => rejected.push(Rejected {
-                    name: migration.metadata.name.clone().unwrap_or_default(),
-                    generation: migration.metadata.generation.unwrap_or_default(),
-                    reason,
-                }),
+                Err(reason) => {
+                    policies.extend(accepted(migration).and_then(|former| compile(&former, settings).ok()));
+                    rejected.push(Rejected {
+                        name: migration.metadata.name.clone().unwrap_or_default(),
+                        generation: migration.metadata.generation.unwrap_or_default(),
+                        reason,
+                    });
+                }
             }
         }
         (Self::new(policies, settings.clone()), rejected)
     }
+}
+
+/// A policy with the spec that was accepted last.
+fn accepted(migration: &GPUMigration) -> Option<GPUMigration> {
+    let accepted = migration.status.as_ref()?.accepted.as_ref()?;
+    let mut former = migration.clone();
+    former.spec = serde_json::from_str(&accepted.spec).ok()?;
+    former.metadata.generation = Some(accepted.generation);
+    Some(former)
 }
 
 /// Compiles one policy.
@@ -271,6 +284,30 @@ mod tests {
         ] {
             let error = reason(spec.clone());
             assert!(error.contains(expected), "{spec}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_policy_is_in_force_as_it_was_accepted_last() {
+        let migration = |percent: u32, status: Value| -> GPUMigration {
+            serde_json::from_value(json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration",
+                "metadata": {"name": "m", "generation": 3}, "status": status,
+                "spec": {"project": "p", "mode": "Enforce", "rollout": {"percent": percent}}}))
+            .unwrap()
+        };
+        let accepted = |spec: &str| json!({"accepted": {"generation": 2, "spec": spec}});
+        let audit = r#"{"project": "p", "mode": "Audit"}"#;
+        for (name, percent, status, expected, rejected) in [
+            ("valid", 50, accepted(audit), Some(("m@3", Mode::Enforce)), 0),
+            ("invalid", 500, accepted(audit), Some(("m@2", Mode::Audit)), 1),
+            ("never valid", 500, json!({}), None, 1),
+            ("invalid as well", 500, accepted(r#"{"project": ""}"#), None, 1),
+            ("not JSON", 500, accepted("{"), None, 1),
+        ] {
+            let (policies, bad) = Policies::compile(&[migration(percent, status)], &Settings::default());
+            let found: Vec<_> =
+                policies.iter().map(|policy| (policy.reference_text.as_str(), policy.mode)).collect();
+            assert_eq!((found, bad.len()), (expected.into_iter().collect(), rejected), "{name}");
         }
     }
 

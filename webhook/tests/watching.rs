@@ -31,6 +31,7 @@ struct Api {
     migrations: Arc<Mutex<Vec<Value>>>,
     watchers: Arc<Mutex<Vec<UnboundedSender<Bytes>>>>,
     conditions: Arc<Mutex<Vec<(String, Value)>>>,
+    accepted: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
 impl Api {
@@ -49,8 +50,13 @@ impl Api {
         if parts.method == Method::PATCH {
             let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
             let name = path.trim_start_matches(MIGRATIONS).trim_matches('/').trim_end_matches("/status");
-            let condition = body["status"]["conditions"][0].clone();
-            self.conditions.lock().unwrap().push((name.to_owned(), condition));
+            match &body["status"]["accepted"] {
+                Value::Null => {
+                    let condition = body["status"]["conditions"][0].clone();
+                    self.conditions.lock().unwrap().push((name.to_owned(), condition));
+                }
+                accepted => self.accepted.lock().unwrap().push((name.to_owned(), accepted.clone())),
+            }
             return respond(stream::iter([Bytes::from(body.to_string())]).boxed());
         }
         if parts.uri.query().unwrap_or_default().contains("watch=") {
@@ -137,6 +143,7 @@ async fn policies_are_followed_and_judged_in_their_status() {
         ])),
         watchers: Arc::default(),
         conditions: Arc::default(),
+        accepted: Arc::default(),
     };
     let metrics = Metrics::default();
     let store = Store::new(Settings::default(), metrics.clone());
@@ -189,6 +196,18 @@ async fn policies_are_followed_and_judged_in_their_status() {
     api.modified(&migration("good", 3, json!({"project": "good", "mode": "Enforce"})));
     eventually("the repaired policy", || mode("good") == Some(Mode::Enforce) && said("good", "Accepted"))
         .await;
+    // What another replica, or this one after a restart, goes by while a newer form is invalid.
+    let accepted = |name: &str, generation: i64| {
+        let all = api.accepted.lock().unwrap();
+        all.iter().rev().find(|(of, accepted)| of == name && accepted["generation"] == generation).cloned()
+    };
+    eventually("the accepted spec", || accepted("good", 3).is_some()).await;
+    let (_, spec) = accepted("good", 3).unwrap();
+    let spec: Value = serde_json::from_str(spec["spec"].as_str().unwrap()).unwrap();
+    assert_eq!((&spec["project"], &spec["mode"]), (&json!("good"), &json!("Enforce")));
+    assert!(
+        accepted("good", 1).is_some() && accepted("good", 2).is_none() && accepted("strange", 1).is_none()
+    );
     stop.cancel();
     running.await.unwrap();
 }

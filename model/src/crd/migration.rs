@@ -404,6 +404,9 @@ pub struct GPUMigrationStatus {
     /// Workloads that the operator does not restart and that are not in `workloads`.
     #[serde(skip_serializing_if = "is_zero")]
     pub unlisted: u32,
+    /// The newest spec that the webhook could use: in force while a newer one is invalid. Written by the webhook.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<AcceptedSpec>,
     /// `Ready`, `PolicyValid`, `Progressing`, `Stalled` (a person must act), `Conflict` (with another policy), `WaveFailed`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
@@ -413,6 +416,16 @@ pub struct GPUMigrationStatus {
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// A spec that the webhook could use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AcceptedSpec {
+    /// Its generation.
+    pub generation: i64,
+    /// The spec as JSON.
+    pub spec: String,
 }
 
 /// What the operator is doing with a migration.

@@ -13,10 +13,10 @@ pub use config::{
     PluginMode, PoolStatus, Quota,
 };
 pub use migration::{
-    Convert, Counts, Direction, GPUMigration, GPUMigrationSpec, GPUMigrationStatus, Gate, GateQuery, Match,
-    MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, OnUnready, Override,
-    ResourceMapping, Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState, WorkloadStatus,
-    specificity,
+    AcceptedSpec, Convert, Counts, Direction, GPUMigration, GPUMigrationSpec, GPUMigrationStatus, Gate,
+    GateQuery, Match, MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, OnUnready,
+    Override, ResourceMapping, Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState,
+    WorkloadStatus, specificity,
 };
 pub use shadow::{
     CardStatus, DriverInstall, GPUShadow, GPUShadowSpec, GPUShadowStatus, HolderStatus, InstallPhase,

@@ -1,6 +1,7 @@
-//! Writes the condition `PolicyValid` of each GPUMigration: whether the webhook can use it.
+//! Writes into the status of each GPUMigration whether the webhook can use it (condition `PolicyValid`), and the newest spec that it
+//! could (`accepted`).
 
-use gpu_migrate_model::crd::GPUMigration;
+use gpu_migrate_model::crd::{AcceptedSpec, GPUMigration};
 use gpu_migrate_model::names::{GROUP, VERSION};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -15,6 +16,8 @@ use crate::compile::PolicyError;
 const TYPE: &str = "PolicyValid";
 /// Field manager of everything that the webhook writes.
 pub(crate) const MANAGER: &str = "gpu-migrate-webhook";
+/// Of the accepted spec: it stays while conditions come and go.
+const ACCEPTED_MANAGER: &str = "gpu-migrate-webhook-accepted";
 
 /// Whether the webhook can use a policy, and what its status says now.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Verdict {
     generation: i64,
     fault: Option<(&'static str, String)>,
     current: Option<Condition>,
+    /// What is to be written as accepted, unless it is.
+    accepted: Option<AcceptedSpec>,
 }
 
 impl Verdict {
@@ -40,9 +45,15 @@ impl Verdict {
             ("Conflict", text)
         });
         let conditions = migration.status.iter().flat_map(|status| &status.conditions);
+        let generation = migration.metadata.generation.unwrap_or_default();
+        let known = migration.status.as_ref().and_then(|status| status.accepted.as_ref());
+        let spec = serde_json::to_string(&migration.spec).ok().filter(|_| fault.is_none());
+        let accepted = spec.map(|spec| AcceptedSpec { generation, spec });
         Self {
             name: migration.name_any(),
-            generation: migration.metadata.generation.unwrap_or_default(),
+            generation,
+            accepted: accepted
+                .filter(|accepted| known.is_none_or(|known| known.generation != accepted.generation)),
             fault: invalid.or(conflict),
             current: conditions.into_iter().find(|condition| condition.type_ == TYPE).cloned(),
         }
@@ -54,6 +65,7 @@ impl Verdict {
             generation: object.metadata.generation.unwrap_or_default(),
             fault: Some(("Unreadable", format!("{}; the last good form stays in force", object.error))),
             current: None,
+            accepted: None,
         }
     }
 
@@ -100,14 +112,19 @@ pub(super) async fn run(
         }
         let writes = *leading.borrow();
         for verdict in last.iter().filter(|_| writes) {
-            let Some(condition) = verdict.condition(Timestamp::now()) else { continue };
-            let patch = json!({
-                "apiVersion": resource.api_version, "kind": resource.kind,
-                "metadata": { "name": verdict.name }, "status": { "conditions": [condition] },
-            });
-            let parameters = PatchParams::apply(MANAGER).force();
-            if let Err(error) = api.patch_status(&verdict.name, &parameters, &Patch::Apply(patch)).await {
-                tracing::warn!(policy = verdict.name, %error, "condition not written");
+            let condition = verdict.condition(Timestamp::now());
+            let condition = condition.map(|condition| (MANAGER, json!({ "conditions": [condition] })));
+            let accepted = verdict.accepted.as_ref();
+            let accepted = accepted.map(|accepted| (ACCEPTED_MANAGER, json!({ "accepted": accepted })));
+            for (manager, status) in condition.into_iter().chain(accepted) {
+                let patch = json!({
+                    "apiVersion": resource.api_version, "kind": resource.kind,
+                    "metadata": { "name": verdict.name }, "status": status,
+                });
+                let parameters = PatchParams::apply(manager).force();
+                if let Err(error) = api.patch_status(&verdict.name, &parameters, &Patch::Apply(patch)).await {
+                    tracing::warn!(policy = verdict.name, %error, "status not written");
+                }
             }
         }
     }
@@ -120,7 +137,7 @@ mod tests {
     fn verdict(fault: Option<&str>, current: Option<Value>) -> Verdict {
         let current = current.map(|value| serde_json::from_value(value).unwrap());
         let fault = fault.map(|text| ("Invalid", text.to_owned()));
-        Verdict { name: "p".into(), generation: 2, fault, current }
+        Verdict { name: "p".into(), generation: 2, fault, current, accepted: None }
     }
 
     #[test]
