@@ -264,6 +264,14 @@ mod tests {
             while let Some((request, respond)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let path = parts.uri.path().to_owned();
+                if let Some(code) = lists["refused"][&path].as_u64() {
+                    seen.lock().unwrap().push((format!("{} {path}", parts.method), json!(code)));
+                    let status = json!({"kind": "Status", "status": "Failure", "code": code, "message": "refused", "reason": ""});
+                    let body = Body::from(serde_json::to_vec(&status).unwrap());
+                    let code = u16::try_from(code).unwrap();
+                    respond.send_response(Response::builder().status(code).body(body).unwrap());
+                    continue;
+                }
                 let answer = if parts.method == "GET" {
                     let kind = path.rsplit('/').next().unwrap();
                     json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": lists[kind].as_array().cloned().unwrap_or_default()})
@@ -327,6 +335,31 @@ mod tests {
         Migrations::new(client, metrics.clone()).reconcile_all(now).await.unwrap();
         assert_eq!(written.lock().unwrap()[0].1["status"]["phase"], "Running");
         assert_eq!(metrics.skipped_objects.count("GPUMigration"), 1);
+    }
+
+    #[tokio::test]
+    async fn a_write_that_is_refused_keeps_neither_the_event_nor_the_other_workloads() {
+        for (code, failures) in [(409, 0), (500, 1)] {
+            let mut lists = cluster(json!({}));
+            let mut second = lists["deployments"][0].clone();
+            second["metadata"]["name"] = json!("e");
+            lists["deployments"].as_array_mut().unwrap().push(second);
+            lists["gpumigrations"][0]["spec"]["rollout"]["maxUnavailable"] = json!(2);
+            lists["refused"] = json!({"/apis/apps/v1/namespaces/ns/deployments/d": code});
+            let (client, written) = server(lists);
+            let metrics = Metrics::default();
+            let now = Timestamp::from_second(1_800_000_000).unwrap();
+            Migrations::new(client, metrics.clone()).reconcile_all(now).await.unwrap();
+            let written = written.lock().unwrap();
+            let calls = written.iter().map(|(call, _)| call.as_str()).skip(1).collect::<Vec<_>>();
+            assert_eq!(calls[0], "POST /apis/events.k8s.io/v1/namespaces/default/events");
+            let mut patched = calls[1..].to_vec();
+            patched.sort_unstable();
+            let of = |name| format!("PATCH /apis/apps/v1/namespaces/ns/deployments/{name}");
+            assert_eq!(patched, [of("d"), of("e")], "{code}");
+            // One that has changed meanwhile is no failure: what it is now is seen at the next look.
+            assert_eq!(metrics.failures.get(), failures, "{code}");
+        }
     }
 
     #[tokio::test]
