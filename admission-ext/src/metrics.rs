@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpu_migrate_runtime::serve::ConnectionMetrics;
 use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -78,12 +79,13 @@ pub struct Metrics {
     pub gang_bound: Counter,
     /// Nodes annotated to requeue pods that only the extender refused.
     pub requeues: Counter,
-    /// 1 while this replica may answer.
+    /// 1 while this replica may answer, or waits beside a scheduler that does not lead.
     pub ready: Gauge,
     /// Calls without a valid certificate or token.
     pub unauthorized: Counter,
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
+    pub connections: ConnectionMetrics,
 }
 
 /// From 100 µs to 25 s, as a bind may be held for a gang.
@@ -113,9 +115,11 @@ impl Metrics {
             ready: Gauge::default(),
             unauthorized: Counter::default(),
             skipped_objects: SkippedObjects::default(),
+            connections: ConnectionMetrics::default(),
         };
         let m = &metrics;
         m.skipped_objects.register(registry);
+        m.connections.register(registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the program", Info::new(version));
         registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());
@@ -145,7 +149,11 @@ impl Metrics {
             "Node annotations written so that the scheduler requeues waiting pods",
             m.requeues.clone(),
         );
-        registry.register("ready", "1 while this replica may answer", m.ready.clone());
+        registry.register(
+            "ready",
+            "1 while this replica may answer, or waits beside a scheduler that does not lead",
+            m.ready.clone(),
+        );
         registry.register(
             "unauthorized",
             "Calls without a valid certificate or token",

@@ -227,6 +227,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         gang_timeout: Duration::from_secs(gang_timeout),
         schedulers,
         held_binds: connections / 2,
+        beside_scheduler,
     };
 
     let mut registry = Registry::default();
@@ -269,18 +270,15 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 
     let ready = {
         let engine = Arc::clone(&engine);
-        move || match engine.not_ready() {
-            // Beside a scheduler that does not lead there is nothing to do.
-            Some(why) if !(beside_scheduler && engine.is_standby()) => Err(why.to_owned()),
-            _ => Ok(()),
-        }
+        move || engine.unwell().map_or(Ok(()), |why| Err(why.to_owned()))
     };
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), ready)).await?;
     let listener = TcpListener::bind(bind).await.with_context(|| format!("--bind {bind}"))?;
     tracing::info!(address = %listener.local_addr()?, tls = tls.is_some(), "serving the scheduler");
+    let open = engine.metrics().connections.clone();
     let service = TowerToHyperService::new(verbs(Arc::clone(&engine), callers));
     // All are of one client, the scheduler.
-    let limits = Limits { connections, per_peer: connections, ..Limits::default() };
+    let limits = Limits { connections, per_peer: connections, metrics: open, ..Limits::default() };
     tasks.spawn("scheduler server", serve(listener, tls, service, limits, tasks.stop()));
     let outcome = tasks.run(SHUTDOWN).await;
     // Only where every bind has its answer: else the next leader waits until the Lease expires.

@@ -65,6 +65,8 @@ pub struct Settings {
     /// For how many pods of gangs binds are held at a time. Each is a connection of the scheduler, which needs some for its
     /// other calls.
     pub held_binds: usize,
+    /// Its scheduler is one of several: until that one calls there is nothing to do.
+    pub beside_scheduler: bool,
 }
 
 impl Settings {
@@ -88,6 +90,7 @@ impl Default for Settings {
             api_timeout: Self::API_TIMEOUT,
             gang_timeout: Self::GANG_TIMEOUT,
             held_binds: Self::HELD_BINDS,
+            beside_scheduler: false,
         }
     }
 }
@@ -138,6 +141,7 @@ impl Engine {
         clock: Clock,
         metrics: Metrics,
     ) -> (Arc<Self>, tokio::sync::mpsc::UnboundedReceiver<Freed>) {
+        metrics.ready.set(i64::from(settings.beside_scheduler));
         let scorer = NodeScorer::new(settings.scoring);
         let schedulers = settings.schedulers.iter().map(|name| Arc::from(name.as_str())).collect();
         let (requeue, requeues) = tokio::sync::mpsc::unbounded_channel();
@@ -175,13 +179,13 @@ impl Engine {
         if !self.synced.swap(synced, Ordering::AcqRel) && synced {
             self.requeue_refused_earlier();
         }
-        self.metrics.ready.set(i64::from(self.is_ready()));
+        self.metrics.ready.set(i64::from(self.unwell().is_none()));
     }
 
     /// This replica binds, or not any more.
     pub fn set_leading(&self, leads: Leads) {
         *self.leads.lock() = leads;
-        self.metrics.ready.set(i64::from(self.is_ready()));
+        self.metrics.ready.set(i64::from(self.unwell().is_none()));
     }
 
     /// Waits until the scheduler calls although this replica is not ready.
@@ -189,10 +193,11 @@ impl Engine {
         self.called.notified().await;
     }
 
-    /// Whether this replica is waiting for its turn to lead.
+    /// Why something is wrong with this replica: it may not answer, and does not just wait for its scheduler's first call.
     #[must_use]
-    pub fn is_standby(&self) -> bool {
-        matches!(*self.leads.lock(), Leads::Not)
+    pub fn unwell(&self) -> Option<&'static str> {
+        let standby = self.settings.beside_scheduler && matches!(*self.leads.lock(), Leads::Not);
+        if standby { None } else { self.not_ready() }
     }
 
     #[must_use]

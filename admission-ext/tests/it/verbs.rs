@@ -196,6 +196,22 @@ fn a_cold_cache_is_an_error_and_never_no_nodes() {
     assert!(answer["Error"].as_str().unwrap().contains("not the leader"), "{answer}");
 }
 
+/// Beside a scheduler that does not lead nothing is wrong, although it answers nothing.
+#[test]
+fn a_standby_beside_its_scheduler_is_well_until_it_is_called() {
+    for beside_scheduler in [true, false] {
+        let settings = Settings { beside_scheduler, ..Settings::default() };
+        let engine = engine_with(Arc::new(Memory::default()), settings, &[node("a", 2, 16)]);
+        engine.set_synced(false);
+        engine.set_leading(Leads::Not);
+        assert_eq!(engine.unwell().is_none(), beside_scheduler);
+        assert_eq!(engine.metrics().ready.get(), i64::from(beside_scheduler));
+        assert!(filter(&engine, &shared("p", &[(50, 4)]), &["a"])["Error"] != "");
+        engine.set_leading(Leads::Alone);
+        assert!(engine.unwell().is_some(), "it has yet to list the cluster");
+    }
+}
+
 #[test]
 fn a_template_node_that_does_not_exist_is_judged_by_its_capacity() {
     let engine = engine(&[]);
