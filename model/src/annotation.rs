@@ -120,6 +120,7 @@ impl Choice {
 pub fn is_of_choice(key: &str) -> bool {
     key.starts_with(names::PREDICATE_GPU_INDEX_PREFIX)
         || key.starts_with(names::LEGACY_CARDS_PREFIX)
+        || key.starts_with(names::CARD_UUIDS_PREFIX)
         || [names::PREDICATE_NODE, names::PREDICATE_TIME, names::GPU_ASSIGNED].contains(&key)
 }
 

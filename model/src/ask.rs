@@ -221,6 +221,19 @@ impl PodAsk {
         Ok(Self { containers: containers.collect::<Result<_, _>>()? })
     }
 
+    /// The same where its request breaks a rule of shares, such as memory without cores: a kubelet admits it all the same. What is
+    /// not a number counts as nothing.
+    #[must_use]
+    pub fn read_unchecked<R>(spec: &SpecView<'_, R>, dialect: &Dialect) -> Self {
+        let containers = spec.all_containers().map(|(place, container)| ContainerAsk {
+            name: container.name.to_string(),
+            kind: place.kind(container),
+            position: place.index,
+            demand: amounts_of(container, dialect).unwrap_or_default(),
+        });
+        Self { containers: containers.collect() }
+    }
+
     /// The containers that ask for a card, in the kubelet's order of admission.
     pub fn asking(&self) -> impl Iterator<Item = &ContainerAsk> {
         self.containers.iter().filter(|container| !container.demand.is_none())
@@ -268,11 +281,17 @@ impl fmt::Display for Demand {
 
 /// What one container asks for, checked.
 fn demand_of<R>(container: &ContainerView<'_, R>, dialect: &Dialect) -> Result<Demand, AskError> {
-    let legacy = container.amount(&dialect.legacy)?;
-    let cores = Cores(container.amount(&dialect.cores)?);
-    let blocks = Blocks(container.amount(&dialect.memory)?);
-    check_share(&container.name, dialect, cores, blocks)?;
-    Ok(Demand { legacy, cores, blocks })
+    let demand = amounts_of(container, dialect)?;
+    check_share(&container.name, dialect, demand.cores, demand.blocks)?;
+    Ok(demand)
+}
+
+fn amounts_of<R>(container: &ContainerView<'_, R>, dialect: &Dialect) -> Result<Demand, AskError> {
+    Ok(Demand {
+        legacy: container.amount(&dialect.legacy)?,
+        cores: Cores(container.amount(&dialect.cores)?),
+        blocks: Blocks(container.amount(&dialect.memory)?),
+    })
 }
 
 /// The part of a typed spec that says what the pod asks for.

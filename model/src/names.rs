@@ -31,6 +31,9 @@ pub const POLICY: &str = "gpu-migrate.io/policy";
 pub const REVIEWED: &str = "gpu-migrate.io/reviewed";
 /// Pod annotation prefix: cards that a legacy container really got; the container's name follows.
 pub const LEGACY_CARDS_PREFIX: &str = "gpu-migrate.io/gpu-idx-";
+/// Pod annotation prefix: UUIDs of the cards that a container of either kind got, comma-separated; the container's name follows.
+/// An index is a card's only as long as the node agent's state lasts.
+pub const CARD_UUIDS_PREFIX: &str = "gpu-migrate.io/card-uuids-";
 /// Pod scheduling gate on the members of a gang that is not complete yet.
 pub const GANG_GATE: &str = "gpu-migrate.io/gang";
 /// Node annotation: changes when a card gets free capacity, so that the scheduler requeues waiting pods (the scheduler watches nodes, not GPUShadows).

@@ -20,7 +20,7 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use gpu_migrate_plugin_bridge::decide::{ContainerView, NodeState, PodView, Settings, UpstreamDevice};
 use gpu_migrate_plugin_bridge::isolation::NoIsolation;
 use gpu_migrate_plugin_bridge::metrics::Metrics;
-use gpu_migrate_plugin_bridge::node::{Node, Paths};
+use gpu_migrate_plugin_bridge::node::{EarlierRecord, Node, Paths};
 use gpu_migrate_plugin_bridge::plugins::answer::AnswerStyle;
 use gpu_migrate_plugin_bridge::plugins::shared::{AllocateConfig, SharedPlugin};
 use tokio_util::sync::CancellationToken;
@@ -129,25 +129,33 @@ fn service(c: &mut Criterion) {
     }
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     let node = || {
-        let paths = Paths { kubelet: folder.path().to_path_buf(), state: folder.path().join("state") };
-        Node::start(paths, state(true), Topology::uniform(8, LinkLevel::Pix), Metrics::default()).ok()
+        let paths = Paths {
+            kubelet: folder.path().to_path_buf(),
+            state: folder.path().join("state"),
+            cgroups: folder.path().join("cgroup"),
+        };
+        Node::start(
+            paths,
+            EarlierRecord::default(),
+            state(true),
+            Topology::uniform(8, LinkLevel::Pix),
+            Metrics::default(),
+        )
     };
     c.bench_function("service/Allocate shared, everything but the socket", |b| {
         b.iter_batched(
             || {
-                node().map(|node| {
-                    let config = AllocateConfig {
-                        style: AnswerStyle::default(),
-                        isolation: Arc::new(NoIsolation),
-                        cdi: None,
-                    };
-                    SharedPlugin::new(node, SharedResource::Cores, Arc::new(config), CancellationToken::new())
-                })
+                let config = AllocateConfig {
+                    style: AnswerStyle::default(),
+                    isolation: Arc::new(NoIsolation),
+                    cdi: None,
+                };
+                SharedPlugin::new(node(), SharedResource::Cores, Arc::new(config), CancellationToken::new())
             },
             |plugin| {
                 let ask = ContainerAllocateRequest { devices_ids: core_ids(7, 5) };
                 let request = tonic::Request::new(AllocateRequest { container_requests: vec![ask] });
-                plugin.map(|plugin| (runtime.block_on(plugin.allocate(request)).is_ok(), plugin))
+                (runtime.block_on(plugin.allocate(request)).is_ok(), plugin)
             },
             BatchSize::LargeInput,
         );

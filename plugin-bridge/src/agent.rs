@@ -22,7 +22,7 @@ use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
-use crate::node::{self, Node, Paths, StateError};
+use crate::node::{EarlierRecord, Node, Paths};
 use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
@@ -41,9 +41,6 @@ pub enum AgentError {
     /// The cards are not known.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// Our own file cannot be used.
-    #[error(transparent)]
-    State(#[from] StateError),
     /// No API server is configured.
     #[error("an API server is needed without --pods-file: {0}")]
     Client(#[from] ConnectError),
@@ -60,7 +57,7 @@ pub enum AgentError {
 /// [`AgentError`].
 pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result<(), AgentError> {
     let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
-    let (node, inventory) = open(&args, inventory)?;
+    let (node, inventory) = open(&args, inventory);
     tracing::info!(
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|state, _| state.grants().count()), "ledger rebuilt"
@@ -87,6 +84,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         "plugins of NVIDIA's resources",
         serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()),
     );
+    tasks.spawn_background("record writer", keep_record(node.clone(), stop.clone()));
     tasks.spawn("kubelet checkpoint reader", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn_background(
@@ -169,15 +167,16 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
 }
 
 /// The state of this node, from what earlier processes and the kubelet left on disk.
-fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateError> {
+fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
     let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
     let kubelet = args.kubelet_dir.clone();
     // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
     // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
     let state_dir = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
-    let paths = Paths { kubelet, state: state_dir };
-    let deviations = node::read_deviations(&paths)?.data.entries;
-    let resolved = card_map_file::resolve(&paths, &settings.dialect, &deviations, &found.cards);
+    let paths = Paths { kubelet, state: state_dir, cgroups: args.cgroup_dir.clone() };
+    let earlier = EarlierRecord::read(&paths);
+    let resolved =
+        card_map_file::resolve(&paths, &settings.dialect, &earlier.record.data.entries, &found.cards);
     let layout = resolved.layout(&settings.dialect);
     let inventory = found.arranged(&resolved);
     let mut state = NodeState::new(settings, inventory.cards.clone(), &inventory.topology);
@@ -189,8 +188,8 @@ fn open(args: &Args, found: Inventory) -> Result<(Arc<Node>, Inventory), StateEr
         }
     }
     state.close_cards(resolved.closed);
-    let node = Node::start(paths, state, inventory.topology.clone(), Metrics::default())?;
-    Ok((node, inventory))
+    let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
+    (node, inventory)
 }
 
 fn serve_shared(
@@ -282,7 +281,10 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         }
         tokio::select! {
             () = directory.changed() => {}
-            () = tokio::time::sleep(TICK) => node.with(NodeState::reconcile),
+            () = tokio::time::sleep(TICK) => {
+                node.read_cgroups();
+                node.with(NodeState::reconcile);
+            }
             () = stop.cancelled() => return,
         }
     }
@@ -290,6 +292,10 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
 
 async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
     tokio::select! { () = node.forward_changes() => {}, () = stop.cancelled() => {} }
+}
+
+async fn keep_record(node: Arc<Node>, stop: CancellationToken) {
+    tokio::select! { () = node.keep_record() => {}, () = stop.cancelled() => {} }
 }
 
 fn pages(

@@ -26,6 +26,10 @@ pub struct Args {
     /// Directory of the agent's own state [default: device-plugins/gpu-migrate below the kubelet's].
     #[arg(long, env = "GPU_MIGRATE_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Where the host's cgroups are mounted: a card is released when its container's cgroup has no process. A container sees only its own
+    /// cgroups in /sys/fs/cgroup, so mount the host's folder.
+    #[arg(long, env = "GPU_MIGRATE_CGROUP_DIR", default_value = "/sys/fs/cgroup", value_name = "DIR")]
+    pub cgroup_dir: PathBuf,
     /// The cards: "nvml", or a YAML or JSON file that lists them.
     #[arg(long, env = "GPU_MIGRATE_INVENTORY", default_value = "nvml", value_name = "nvml|FILE")]
     pub inventory: String,

@@ -43,9 +43,6 @@ pub async fn run(node: Arc<Node>, drift: watch::Sender<Vec<String>>, stop: Cance
                 let twice: Vec<_> = found.iter().filter(|d| before.contains(*d)).cloned().collect();
                 before = found;
                 report_drift(&node, &twice, &drift);
-                if let Err(error) = node.write_deviations() {
-                    tracing::warn!(%error, "writing nvidia_checkpoint failed; retrying with the next comparison");
-                }
             }
             Err(error) => tracing::debug!(%error, "pod-resources did not answer"),
         }

@@ -4,10 +4,10 @@
 
 pub mod agent;
 pub mod args;
+pub mod cgroups;
 pub mod cluster;
 pub mod compare;
 pub mod decide;
-pub mod deviations;
 pub mod inventory;
 pub mod isolation;
 pub mod kubelet;
@@ -18,4 +18,5 @@ pub mod nvidia;
 pub mod platform;
 pub mod plugins;
 pub mod proto;
+pub mod record;
 pub mod uninstall;

@@ -1,5 +1,6 @@
 //! The state of the node behind a lock that is held for a decision and never across I/O, and the two files it is read from.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,9 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
 use crate::decide::{Millis, NodeState};
-use crate::deviations::DeviationFile;
 use crate::metrics::Metrics;
 use crate::platform::Platform;
+use crate::record::{Record, RecordRow};
 use gpu_migrate_kubelet_api::checkpoint::{self, Checkpoint, CheckpointError};
 use gpu_migrate_kubelet_api::directory::Stamp;
 use gpu_migrate_kubelet_api::lister;
@@ -21,8 +22,10 @@ use gpu_migrate_kubelet_api::lister;
 pub struct Paths {
     /// The kubelet's root, `/var/lib/kubelet`.
     pub kubelet: PathBuf,
-    /// Our own state: `nvidia_checkpoint`.
+    /// Our own state: `nvidia_checkpoint` and `cards.json`.
     pub state: PathBuf,
+    /// The host's cgroups.
+    pub cgroups: PathBuf,
 }
 
 impl Paths {
@@ -56,18 +59,48 @@ impl Paths {
     }
 
     #[must_use]
-    pub fn deviations(&self) -> PathBuf {
+    pub fn record(&self) -> PathBuf {
         self.state.join("nvidia_checkpoint")
     }
 }
 
-/// A file of ours that could not be read or written.
+/// `nvidia_checkpoint` could not be written.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    #[error("{path}: {source}")]
-    Io { path: PathBuf, source: std::io::Error },
-    #[error("{path} cannot be parsed: {source}; move it away to start without the deviations it records")]
-    Content { path: PathBuf, source: serde_json::Error },
+#[error("{path}: {source}")]
+pub struct StateError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// What an earlier process left in `nvidia_checkpoint`.
+#[derive(Debug, Default)]
+pub struct EarlierRecord {
+    pub record: Record,
+    /// There was an agent before, and its record is missing or damaged.
+    pub lost: bool,
+}
+
+impl EarlierRecord {
+    /// Reads it. A damaged file is moved aside, so that the agent starts: what running containers have is then taken from the kubelet
+    /// checkpoint and the pods, and nothing is allocated before those agree.
+    #[must_use]
+    pub fn read(paths: &Paths) -> Self {
+        let path = paths.record();
+        let is_missing = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
+        match std::fs::read(&path) {
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(record) => return Self { record, lost: false },
+                Err(error) => {
+                    let aside = path.with_extension("damaged");
+                    let moved = std::fs::rename(&path, &aside).is_ok();
+                    tracing::warn!(path = %path.display(), %error, moved_to = %aside.display(), moved, "the agent's record is damaged");
+                }
+            },
+            Err(error) if is_missing(&error) && !paths.state.is_dir() => return Self::default(),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "the agent's record is lost"),
+        }
+        Self { record: Record::default(), lost: true }
+    }
 }
 
 /// Reads the API server's pods of this node ahead of the watch.
@@ -98,6 +131,9 @@ impl NodeEvent {
 /// How long an answer to the kubelet waits for a pod that is not known yet: every pod of the node waits with it.
 const POD_WAIT: std::time::Duration = std::time::Duration::from_millis(300);
 
+/// Time between two attempts to write the record.
+const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// How long after a change the answer that made it has surely been sent. The kubelet's next request follows later still: it writes
 /// its checkpoint first.
 pub(crate) const ANSWERED: std::time::Duration = std::time::Duration::from_millis(2);
@@ -113,40 +149,43 @@ pub struct Node {
     state: Mutex<NodeState>,
     version: watch::Sender<u64>,
     deferred: watch::Sender<u64>,
-    /// What `nvidia_checkpoint` has, where that is known. Serialises its writers; locked before `state`.
-    writer: Mutex<Option<DeviationFile>>,
+    /// What `nvidia_checkpoint` has, where that is known. Held for a comparison, never across I/O.
+    written: Mutex<Option<Written>>,
+    /// Serialises the writers of `nvidia_checkpoint`.
+    writer: Mutex<()>,
     read: Mutex<Option<Read>>,
     platform: Platform,
 }
 
 impl Node {
-    /// Starts from the files of an earlier process: first our deviations, then the kubelet checkpoint.
-    ///
-    /// # Errors
-    /// [`StateError`] when our own file exists and cannot be used; nothing may be allocated without it.
+    /// Starts from the files of an earlier process: its record, then the kubelet checkpoint.
+    #[must_use]
     pub fn start(
         paths: Paths,
+        earlier: EarlierRecord,
         state: NodeState,
         topology: Topology,
         metrics: Metrics,
-    ) -> Result<Arc<Self>, StateError> {
-        let platform = Platform::real(paths.pod_resources());
-        Self::start_in(platform, paths, state, topology, metrics)
+    ) -> Arc<Self> {
+        let platform = Platform::real(paths.pod_resources(), paths.cgroups.clone());
+        Self::start_in(platform, paths, earlier, state, topology, metrics)
     }
 
     /// The same, on another platform than the real one.
-    ///
-    /// # Errors
-    /// As [`Node::start`].
+    #[must_use]
     pub fn start_in(
         platform: Platform,
         paths: Paths,
+        earlier: EarlierRecord,
         mut state: NodeState,
         topology: Topology,
         metrics: Metrics,
-    ) -> Result<Arc<Self>, StateError> {
-        let deviations = read_deviations(&paths)?;
-        state.restore_deviations(deviations.data.entries.clone());
+    ) -> Arc<Self> {
+        let EarlierRecord { record, lost } = earlier;
+        if lost {
+            state.observe_lost_record();
+        }
+        state.restore_record(record.data.entries.clone());
         let node = Arc::new(Self {
             lookup: std::sync::OnceLock::new(),
             paths,
@@ -156,12 +195,14 @@ impl Node {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
             deferred: watch::Sender::new(0),
-            writer: Mutex::new(Some(deviations)),
+            // An empty record is written too: its absence means that it was lost.
+            written: Mutex::new((!lost && !record.data.entries.is_empty()).then(|| record.into())),
+            writer: Mutex::new(()),
             read: Mutex::new(None),
             platform,
         });
         node.read_checkpoint();
-        Ok(node)
+        node
     }
 
     /// Milliseconds since the start of this process, plus one: 0 is before everything.
@@ -302,24 +343,66 @@ impl Node {
         }
     }
 
-    /// Updates `nvidia_checkpoint` atomically. Returns once it is on disk.
+    /// Updates `nvidia_checkpoint` atomically, if it lacks a deviation or has one too many. Returns once it is on disk.
     ///
     /// # Errors
-    /// [`StateError::Io`]; the file is as it was, or up to date.
+    /// [`StateError`]; the file is as it was, or up to date.
     pub fn write_deviations(&self) -> Result<(), StateError> {
-        let mut written = self.writer.lock();
         let wanted = self.with(|state, _| state.deviations());
-        if written.as_ref() == Some(&wanted) {
+        let is_written = || self.written.lock().as_ref().is_some_and(|written| written.deviations == wanted);
+        if is_written() {
             return Ok(());
         }
-        let path = self.paths.deviations();
+        let _one = self.writer.lock();
+        self.replace_record()
+    }
+
+    /// Updates `nvidia_checkpoint` atomically, if it differs in anything.
+    ///
+    /// # Errors
+    /// As [`Node::write_deviations`].
+    pub fn write_record(&self) -> Result<(), StateError> {
+        let _one = self.writer.lock();
+        self.replace_record()
+    }
+
+    /// Writes down who holds what a moment after it changes, and again where that failed.
+    pub async fn keep_record(&self) {
+        let mut changes = self.deferred_changes();
+        loop {
+            changes.borrow_and_update();
+            let written = self.write_record();
+            if let Err(error) = &written {
+                tracing::warn!(%error, retry_in = ?RETRY, "writing the agent's record failed");
+            }
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(RETRY), if written.is_err() => {}
+            }
+        }
+    }
+
+    fn replace_record(&self) -> Result<(), StateError> {
+        let wanted = self.with(|state, _| state.record());
+        if self.written.lock().as_ref().is_some_and(|written| written.record == wanted) {
+            return Ok(());
+        }
+        let path = self.paths.record();
         // Until this has succeeded it is not known which of the two is there.
-        *written = None;
+        *self.written.lock() = None;
         let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from);
         let outcome = text.and_then(|text| self.platform.disk.replace(&path, &text));
-        outcome.map_err(|source| StateError::Io { path, source })?;
-        *written = Some(wanted);
+        outcome.map_err(|source| StateError { path, source })?;
+        *self.written.lock() = Some(wanted.into());
         Ok(())
+    }
+
+    /// Reads which pods still have processes.
+    pub fn read_cgroups(&self) {
+        let at = self.now();
+        if let Some(populated) = self.platform.cgroups.populated() {
+            self.with(|state, now| state.observe_cgroups(populated, at, now));
+        }
     }
 
     /// Lists pod-resources into the state.
@@ -336,19 +419,24 @@ impl Node {
     }
 }
 
+/// The content of `nvidia_checkpoint`.
+#[derive(Debug)]
+struct Written {
+    record: Record,
+    deviations: Vec<RecordRow>,
+}
+
+impl From<Record> for Written {
+    fn from(record: Record) -> Self {
+        let deviations = record.data.entries.iter().filter(|row| row.deviates()).cloned().collect();
+        Self { record, deviations }
+    }
+}
+
 /// The version of the kubelet checkpoint that was read last.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     stamp: Stamp,
     /// The kubelet restarted from it since.
     reread: bool,
-}
-
-pub(crate) fn read_deviations(paths: &Paths) -> Result<DeviationFile, StateError> {
-    let path = paths.deviations();
-    match std::fs::read(&path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|source| StateError::Content { path, source }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(DeviationFile::default()),
-        Err(source) => Err(StateError::Io { path, source }),
-    }
 }

@@ -1,12 +1,14 @@
 //! Clock, disk, and the sockets of other programs. Real in the agent; tests replace them, so that a history of a node takes
 //! milliseconds and a crash can come between any two writes.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 use tonic::transport::Channel;
 
+use crate::cgroups::PodCgroups;
 use crate::decide::Millis;
 use gpu_migrate_kubelet_api::lister::{self, ContainerDevices, PodResourcesError};
 use gpu_migrate_kubelet_api::socket;
@@ -16,17 +18,19 @@ pub struct Platform {
     pub clock: Box<dyn Clock>,
     pub disk: Box<dyn Disk>,
     pub pod_resources: Box<dyn PodResources>,
+    pub cgroups: Box<dyn Cgroups>,
     pub sockets: Box<dyn Sockets>,
 }
 
 impl Platform {
-    /// The real one, with the pod-resources API at this socket.
+    /// The real one, with the pod-resources API at this socket and the host's cgroups in this directory.
     #[must_use]
-    pub fn real(pod_resources: PathBuf) -> Self {
+    pub fn real(pod_resources: PathBuf, cgroups: PathBuf) -> Self {
         Self {
             clock: Box::new(ProcessClock(Instant::now())),
             disk: Box::new(RealDisk),
             pod_resources: Box::new(PodResourcesSocket(pod_resources)),
+            cgroups: Box::new(PodCgroups::new(cgroups)),
             sockets: Box::new(UnixSockets),
         }
     }
@@ -130,6 +134,11 @@ impl PodResources for PodResourcesSocket {
     async fn list(&self) -> Result<Vec<ContainerDevices>, PodResourcesError> {
         lister::list(&self.0).await
     }
+}
+
+pub trait Cgroups: Send + Sync + std::fmt::Debug {
+    /// UIDs of the pods that have processes, as the kubelet knows them; `None` where that cannot be read.
+    fn populated(&self) -> Option<BTreeSet<String>>;
 }
 
 #[tonic::async_trait]

@@ -316,7 +316,7 @@ macro_rules! already_owned {
         }
     )*};
 }
-already_owned!(bool, i32, IgnoredAny);
+already_owned!(bool, i32, i64, IgnoredAny, super::ContainerStatusView);
 
 /// [`IntoOwned`] for a struct of one lifetime, field by field.
 #[macro_export]

@@ -102,6 +102,8 @@ pub struct SpecView<'a, R = IgnoredAny> {
     pub node_selector: Option<Map<'a, Text<'a>>>,
     /// Resolved from its PriorityClass.
     pub priority: Option<i32>,
+    /// How long its containers may take to end after they were asked to; the API server sets 30 where it is absent.
+    pub termination_grace_period_seconds: Option<i64>,
     /// Gates that keep it out of the scheduler's queue.
     #[serde(borrow)]
     pub scheduling_gates: Option<Vec<GateView<'a>>>,
@@ -135,6 +137,12 @@ pub struct StatusView<'a> {
     /// What was found of it, by type.
     #[serde(borrow)]
     pub conditions: Option<Vec<ConditionView<'a>>>,
+    /// Of app containers.
+    #[serde(rename = "containerStatuses")]
+    pub containers: Option<Vec<ContainerStatusView>>,
+    /// Of init containers and sidecars.
+    #[serde(rename = "initContainerStatuses")]
+    pub init_containers: Option<Vec<ContainerStatusView>>,
 }
 
 /// A condition of a pod.
@@ -153,6 +161,31 @@ pub struct ConditionView<'a> {
     /// For people.
     #[serde(borrow)]
     pub message: Option<Text<'a>>,
+}
+
+impl StatusView<'_> {
+    /// Of containers of all kinds.
+    pub fn all_containers(&self) -> impl Iterator<Item = &ContainerStatusView> {
+        self.init_containers.iter().chain(&self.containers).flatten()
+    }
+}
+
+/// Status of a container, as the kubelet has last reported it.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerStatusView {
+    /// What it does now.
+    pub state: ContainerStateView,
+}
+
+/// State of a container; neither is set while it waits.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerStateView {
+    /// It runs.
+    pub running: Option<IgnoredAny>,
+    /// It has ended.
+    pub terminated: Option<IgnoredAny>,
 }
 
 /// A container of any kind.
@@ -368,12 +401,13 @@ into_owned!(SpecView {
     runtime_class_name,
     node_selector,
     priority,
+    termination_grace_period_seconds,
     scheduling_gates,
     tolerations,
     affinity,
 });
 into_owned!(GateView { name });
-into_owned!(StatusView { phase, reason, nominated_node_name, conditions });
+into_owned!(StatusView { phase, reason, nominated_node_name, conditions, containers, init_containers });
 into_owned!(ConditionView { type_, status, reason, message });
 into_owned!(ContainerView { name, restart_policy, resources, env, env_from });
 into_owned!(ResourcesView { limits, requests, claims });

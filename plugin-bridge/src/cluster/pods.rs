@@ -26,14 +26,17 @@ use gpu_migrate_kubelet_api::directory::Stamp;
 /// The annotation by which a mirror pod names the UID that the kubelet uses for a static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What decisions need of a pod. Invalid requests are left out: the kubelet rejects such a pod.
+/// `spec.terminationGracePeriodSeconds` where a pod has none: the API server's default.
+const DEFAULT_GRACE: i64 = 30;
+
+/// What decisions need of a pod.
 #[must_use]
 pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
     let meta = &pod.metadata;
     let ours = |key: &str| key.starts_with("gpu-migrate.io/") || key.starts_with("tencent.com/");
     let annotations = meta.annotations.iter().flat_map(Map::iter).filter(|(key, _)| ours(key));
     let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_string())).collect();
-    let ask = PodAsk::read(&pod.spec, dialect).unwrap_or_default();
+    let ask = PodAsk::read_unchecked(&pod.spec, dialect);
     let choice = Choice::read(&annotations, &ask).ok().flatten().unwrap_or_default();
     let phase = match pod.status.phase.as_str() {
         "Running" => PodPhase::Running,
@@ -41,6 +44,8 @@ pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
         "Failed" => PodPhase::Failed,
         _ => PodPhase::Pending,
     };
+    let status = || pod.status.all_containers().map(|container| container.state);
+    let grace = pod.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE);
     let created = meta.creation_timestamp.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
     let created = created.map_or(0, Timestamp::as_nanosecond);
     let order = if choice.time > 0 { choice.time } else { u128::try_from(created).unwrap_or(0) };
@@ -53,6 +58,11 @@ pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
         reason: pod.status.reason.to_string(),
         deleting: meta.deletion_timestamp.is_some(),
         controlled: meta.controller().is_some(),
+        started: phase == PodPhase::Running
+            || status().any(|state| state.running.or(state.terminated).is_some()),
+        running: status().any(|state| state.running.is_some()),
+        // The kubelet takes a negative one as 1.
+        grace: u64::try_from(grace).map_or(1_000, |seconds| seconds.saturating_mul(1_000)),
         order: u64::try_from(order).unwrap_or(u64::MAX),
         containers: ask
             .containers

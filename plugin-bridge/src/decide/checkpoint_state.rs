@@ -10,14 +10,15 @@ use super::grants::GrantId;
 ///  ┌─────────────────┐ ─────────────────────────────────────────────────────► ┌───────┐
 ///  │ NotRead         │   no file, and the kubelet quiet for `grace`           │       │
 ///  └────────┬────────┘ ─────────────────────────────────────────────────────► │       │
-///           │ file unreadable                                                 │ Ready │
-///  ┌────────▼────────┐  read    ┌──────────────────┐  `force_grace` after     │       │
-///  │ Unreadable      │ ───────► │ ReadAfterFailure │  the first source  ────► │       │
+///           │ file unreadable, or our own record lost                         │ Ready │
+///  ┌────────▼────────┐  read    ┌──────────────────┐  settled            ───► │       │
+///  │ Lost            │ ───────► │ ReadAfterLoss    │                          │       │
 ///  └─────────────────┘          └──────────────────┘                          └───────┘
 /// ```
 ///
-/// From each state on the left, a pod-resources list `force_grace` after the first source leads to `Ready` too. A pod that was
-/// deleted with force is in no source, and its containers may still run: those from before the first source end in that time.
+/// From each state on the left, a pod-resources list leads to `Ready` too once the node is settled. A pod that was deleted with force
+/// is in no source, and its containers may still run. The node is settled when cgroups show no such pod; where they cannot be read,
+/// `grace` after the first source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
     Pending {
@@ -33,21 +34,15 @@ enum Startup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileState {
     NotRead,
-    Unreadable,
-    ReadAfterFailure,
-}
-
-/// How long the startup waits, from [`Settings`](super::Settings).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Graces {
-    pub(super) force_grace: Millis,
-    pub(super) grace: Millis,
+    Lost,
+    ReadAfterLoss,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckpointState {
     startup: Startup,
-    graces: Graces,
+    /// See [`Settings`](super::Settings).
+    grace: Millis,
     /// The file on disk is truncated or malformed: what it does not list means nothing.
     pub(super) unreadable: bool,
     /// When the kubelet last started without its checkpoint, or the file was last found unreadable. What was allocated up to
@@ -60,10 +55,10 @@ pub(super) struct CheckpointState {
 }
 
 impl CheckpointState {
-    pub(super) const fn new(graces: Graces) -> Self {
+    pub(super) const fn new(grace: Millis) -> Self {
         Self {
             startup: Startup::Pending { file: FileState::NotRead, missing: false, first_source: None },
-            graces,
+            grace,
             unreadable: false,
             lost_at: None,
             restarted_at: None,
@@ -102,38 +97,44 @@ impl CheckpointState {
     pub(super) fn found_unreadable(&mut self, now: Millis) {
         self.unreadable = true;
         self.lost_at = Some(now);
+        self.source_lost();
+    }
+
+    /// What earlier processes wrote down, or the kubelet did, is lost: a later version of it does not say what is on the cards.
+    pub(super) fn source_lost(&mut self) {
         if let Startup::Pending { file: file @ FileState::NotRead, .. } = &mut self.startup {
-            *file = FileState::Unreadable;
+            *file = FileState::Lost;
         }
     }
 
     /// The checkpoint was read. Whether that made this ready.
-    pub(super) fn found_readable(&mut self, now: Millis) -> bool {
+    pub(super) fn found_readable(&mut self, now: Millis, settled: Option<bool>) -> bool {
         self.unreadable = false;
         let Startup::Pending { file, .. } = &mut self.startup else { return false };
         if *file == FileState::NotRead {
             self.startup = Startup::Ready;
             return true;
         }
-        *file = FileState::ReadAfterFailure;
-        self.source_read(now)
+        *file = FileState::ReadAfterLoss;
+        self.source_read(now, settled)
     }
 
-    /// A source that lists allocations was read at this time. Whether that made this ready.
-    pub(super) fn source_read(&mut self, at: Millis) -> bool {
+    /// A source that lists allocations was read at this time. `settled`: whether all pods with processes are known, where that can be
+    /// asked. Whether that made this ready.
+    pub(super) fn source_read(&mut self, at: Millis, settled: Option<bool>) -> bool {
         let Startup::Pending { first_source, .. } = &mut self.startup else { return false };
         let first = *first_source.get_or_insert(at);
-        self.ready_if(at.saturating_sub(first) >= self.graces.force_grace)
+        self.ready_if(settled.unwrap_or(at.saturating_sub(first) >= self.grace))
     }
 
     /// Time has passed. Whether that made this ready.
-    pub(super) fn tick(&mut self, now: Millis) -> bool {
+    pub(super) fn tick(&mut self, now: Millis, settled: Option<bool>) -> bool {
         let Startup::Pending { file, missing, .. } = self.startup else { return false };
-        if file == FileState::ReadAfterFailure && self.source_read(now) {
+        if file == FileState::ReadAfterLoss && self.source_read(now, settled) {
             return true;
         }
         // Neither a file nor a source that answers: a kubelet that never allocated anything.
-        self.ready_if(missing && now >= self.graces.grace)
+        self.ready_if(missing && settled != Some(false) && now >= self.grace)
     }
 
     fn ready_if(&mut self, known: bool) -> bool {
@@ -149,36 +150,51 @@ mod tests {
     use super::*;
 
     fn new() -> CheckpointState {
-        CheckpointState::new(Graces { force_grace: 10, grace: 30 })
+        CheckpointState::new(30)
     }
 
     #[test]
     fn a_readable_checkpoint_is_enough() {
         let mut state = new();
-        assert!(!state.tick(100));
-        assert!(state.found_readable(100) && state.is_ready());
+        assert!(!state.tick(100, None));
+        assert!(state.found_readable(100, None) && state.is_ready());
         state.found_unreadable(101);
         assert!(state.is_ready(), "readiness is never lost");
     }
 
     #[test]
-    fn after_an_unreadable_one_the_containers_of_force_deleted_pods_get_time_to_end() {
+    fn after_a_loss_the_containers_of_force_deleted_pods_get_time_to_end() {
+        for lose in [|state: &mut CheckpointState| state.found_unreadable(1), CheckpointState::source_lost] {
+            let mut state = new();
+            lose(&mut state);
+            assert!(!state.tick(50, None), "no source yet");
+            assert!(!state.found_readable(60, None));
+            assert!(!state.tick(89, None));
+            assert!(state.tick(90, None));
+        }
+    }
+
+    #[test]
+    fn where_cgroups_can_be_read_they_decide_when_that_is() {
         let mut state = new();
-        state.found_unreadable(1);
-        assert!(!state.tick(50), "no source yet");
-        assert!(!state.found_readable(60));
-        assert!(!state.tick(69));
-        assert!(state.tick(70));
+        state.source_lost();
+        assert!(!state.found_readable(60, Some(false)));
+        assert!(!state.tick(1_000, Some(false)), "a pod that no source knows still has processes");
+        assert!(state.tick(1_001, Some(true)));
+        let mut state = new();
+        state.source_lost();
+        assert!(state.found_readable(60, Some(true)));
     }
 
     #[test]
     fn without_a_file_the_grace_period_or_a_later_list_decides() {
         let mut state = new();
         state.found_missing();
-        assert!(!state.tick(29));
-        assert!(state.tick(30));
+        assert!(!state.tick(29, None));
+        assert!(!state.tick(30, Some(false)));
+        assert!(state.tick(30, None));
         let mut state = new();
-        assert!(!state.source_read(5) && !state.tick(100));
-        assert!(state.source_read(15));
+        assert!(!state.source_read(5, None) && !state.tick(100, None));
+        assert!(state.source_read(35, None));
     }
 }

@@ -1,5 +1,5 @@
-//! Deviations: grants of other devices than the kubelet requested. Only our own file (`nvidia_checkpoint`) tells them to the next
-//! process; the kubelet checkpoint has what was requested.
+//! What the next process is to know: which containers have which devices. The kubelet checkpoint has what was *requested*; other devices
+//! than those (deviations) are in our own file alone, `nvidia_checkpoint`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,38 +7,60 @@ use gpu_migrate_model::ledger::HolderId;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Millis, NodeState};
-use crate::deviations::{Deviation, DeviationData, DeviationFile};
+use crate::record::{Record, RecordData, RecordRow};
+
+/// In place of the pod and the container of a row whose devices were allocated again since.
+const SUPERSEDED: &str = "?";
 
 impl NodeState {
-    /// Takes over the deviations that an earlier process wrote. Before the kubelet checkpoint is read.
-    pub fn restore_deviations(&mut self, deviations: Vec<Deviation>) {
-        self.restored_deviations = deviations;
+    /// Takes over what an earlier process wrote. Before the kubelet checkpoint is read.
+    pub fn restore_record(&mut self, rows: Vec<RecordRow>) {
+        self.restored = rows;
+    }
+
+    /// An earlier process wrote a record, and it is lost or damaged.
+    pub fn observe_lost_record(&mut self) {
+        self.checkpoint.source_lost();
     }
 
     /// The whole content of `nvidia_checkpoint`.
     #[must_use]
-    pub fn deviations(&self) -> DeviationFile {
-        let entries = self.grants.iter().filter(|(_, g)| g.deviates()).map(|(id, grant)| {
-            // A candidate of this process would be read back as a fact; one that an earlier process knew is one.
-            let known = grant.holder_or_candidate().filter(|_| grant.is_known());
-            // The same devices were allocated again since: what the kubelet checkpoint says of them is not about this grant.
-            let superseded = HolderId::new("?", "?");
-            let known = known.or_else(|| self.is_superseded(*id).then_some(&superseded));
-            let mut actual: BTreeMap<String, Vec<String>> = BTreeMap::new();
-            for key in &grant.actual {
-                let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);
-                actual.entry(numa.to_string()).or_default().push(self.id_of(key));
-            }
-            Deviation {
-                pod_uid: known.map(|h| h.pod_uid.clone()).unwrap_or_default(),
-                container: known.map(|h| h.container.clone()).unwrap_or_default(),
-                resource: self.resource_name(&grant.resource).to_owned(),
-                actual,
-                kubelet: self.ids_of(&grant.requested),
-                answer: String::new(),
-            }
-        });
-        DeviationFile { data: DeviationData { entries: entries.collect() } }
+    pub fn record(&self) -> Record {
+        let rows = self.grants.iter().map(|(id, grant)| self.row(*id, grant));
+        // What an earlier process wrote stays until it is known what became of it.
+        let entries = rows.chain(self.restored.iter().cloned()).collect();
+        Record { data: RecordData { entries } }
+    }
+
+    /// The rows of [`NodeState::record`] that no other source has.
+    #[must_use]
+    pub fn deviations(&self) -> Vec<RecordRow> {
+        let deviating = self.grants.iter().filter(|(_, g)| g.deviates());
+        let rows = deviating.map(|(id, grant)| self.row(*id, grant));
+        rows.chain(self.restored.iter().filter(|row| row.deviates()).cloned()).collect()
+    }
+
+    fn row(&self, id: GrantId, grant: &Grant) -> RecordRow {
+        // A candidate of this process would be read back as a fact; one that an earlier process knew is one.
+        let known = grant.holder_or_candidate().filter(|_| grant.is_known());
+        // The same devices were allocated again since: what the kubelet checkpoint says of them is not about this grant.
+        let superseded = HolderId::new(SUPERSEDED, SUPERSEDED);
+        let known = known.or_else(|| self.is_superseded(id).then_some(&superseded));
+        let mut actual: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for key in &grant.actual {
+            let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);
+            actual.entry(numa.to_string()).or_default().push(self.id_of(key));
+        }
+        let grace = known.and_then(|holder| self.pods.grace_of(&holder.pod_uid)).or(grant.grace);
+        RecordRow {
+            pod_uid: known.map(|h| h.pod_uid.clone()).unwrap_or_default(),
+            container: known.map(|h| h.container.clone()).unwrap_or_default(),
+            resource: self.resource_name(&grant.resource).to_owned(),
+            actual,
+            kubelet: self.ids_of(&grant.requested),
+            answer: String::new(),
+            grace_seconds: grace.map(|milliseconds| milliseconds / 1_000),
+        }
     }
 
     /// Whether this grant is of the same request as an earlier, deviating one without a known holder, from which
@@ -66,46 +88,60 @@ impl NodeState {
         deviating
     }
 
-    /// What an earlier process gave in place of these devices: to this holder, else to one it did not know yet. What it gave
-    /// to another holder does not count: the kubelet allocates the same devices again, and then they need not deviate.
-    pub(super) fn take_restored_deviation(
+    /// A grant of these devices by an earlier process: to this holder, else to one it did not know yet. What it gave to another holder
+    /// does not count: the kubelet allocates the same devices again, and then they need not deviate.
+    pub(super) fn take_restored(
         &mut self,
-        resource: &Resource,
-        keys: &BTreeSet<DeviceKey>,
+        resource: Resource,
+        keys: BTreeSet<DeviceKey>,
         holder: Option<&HolderId>,
-    ) -> Option<BTreeSet<DeviceKey>> {
-        let name = self.resource_name(resource).to_owned();
-        let same = |d: &Deviation| {
+        now: Millis,
+    ) -> Grant {
+        let name = self.resource_name(&resource).to_owned();
+        let same = |d: &RecordRow| {
             d.resource == name
-                && self.keys(resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(keys)
+                && self.keys(&resource, d.kubelet.iter().map(String::as_str)).as_ref() == Some(&keys)
         };
         let of_holder =
-            |d: &Deviation| holder.is_some_and(|h| h.pod_uid == d.pod_uid && h.container == d.container);
-        let of_unknown = |d: &Deviation| holder.is_none() || d.pod_uid.is_empty();
-        let restored = &self.restored_deviations;
-        let named = restored.iter().position(|d| same(d) && of_holder(d));
-        let position = named.or_else(|| restored.iter().position(|d| same(d) && of_unknown(d)))?;
-        let deviation = self.restored_deviations.swap_remove(position);
-        self.keys(resource, deviation.actual_ids())
+            |d: &RecordRow| holder.is_some_and(|h| h.pod_uid == d.pod_uid && h.container == d.container);
+        let of_unknown = |d: &RecordRow| d.deviates() && (holder.is_none() || d.pod_uid.is_empty());
+        let named = self.restored.iter().position(|d| same(d) && of_holder(d));
+        let position = named.or_else(|| self.restored.iter().position(|d| same(d) && of_unknown(d)));
+        let row = position.map(|position| self.restored.remove(position));
+        let actual = row.as_ref().and_then(|row| self.keys(&resource, row.actual_ids()));
+        let actual = actual.unwrap_or_else(|| keys.clone());
+        let mut grant = Grant::new(resource, keys, actual, now);
+        grant.grace = row.and_then(|row| row.grace());
+        grant
     }
 
-    /// Deviations of an earlier process that no source lists (yet): held like any other unclaimed grant.
-    pub(super) fn hold_unclaimed_deviations(&mut self, now: Millis) {
-        for deviation in std::mem::take(&mut self.restored_deviations) {
-            let resource = self.resource(&deviation.resource);
-            let requested = self.keys(&resource, deviation.kubelet.iter().map(String::as_str));
-            let actual = self.keys(&resource, deviation.actual_ids());
-            if let (Some(requested), Some(actual)) = (requested, actual) {
-                let mut grant = Grant::new(resource, requested, actual, now);
-                grant.absent_since = Some(now);
-                if !deviation.pod_uid.is_empty() {
-                    // The earlier process knew the holder; the next one has to know it too.
-                    grant.candidate = Some(HolderId::new(&*deviation.pod_uid, &*deviation.container));
+    /// Grants of an earlier process that no source lists (yet): held like any other unclaimed grant.
+    pub(super) fn hold_unclaimed(&mut self, now: Millis) {
+        for row in std::mem::take(&mut self.restored) {
+            let resource = self.resource(&row.resource);
+            let requested = self.keys(&resource, row.kubelet.iter().map(String::as_str));
+            let actual = self.keys(&resource, row.actual_ids());
+            let (Some(requested), Some(mut actual)) = (requested, actual) else { continue };
+            if requested == actual {
+                // The kubelet's checkpoint has them for another container: this one had ended.
+                actual.retain(|key| !self.owner.contains_key(key));
+                if actual.is_empty() {
+                    continue;
                 }
-                // Placeholders of two grants must not be taken for the same pod.
-                grant.holder = HolderId::new(format!("?journal-{}", self.grants.len()), "?");
-                self.record_observed(grant);
             }
+            let mut grant = Grant::new(resource, requested, actual, now);
+            grant.absent_since = Some(now);
+            grant.grace = row.grace();
+            let holder = HolderId::new(&*row.pod_uid, &*row.container);
+            if row.pod_uid.is_empty() || row.pod_uid == SUPERSEDED {
+                // Placeholders of two grants must not be taken for the same pod.
+                grant.holder = HolderId::new(format!("?restored-{}", self.grants.len()), "?");
+                grant.candidate = (row.pod_uid == SUPERSEDED).then_some(holder);
+            } else {
+                // The earlier process knew the holder. Nothing but the end of its pod frees what it has.
+                grant = grant.of(holder);
+            }
+            self.record_observed(grant);
         }
     }
 }

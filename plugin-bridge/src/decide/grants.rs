@@ -68,6 +68,8 @@ pub struct Grant {
     pub candidate: Option<HolderId>,
     /// The grant of the other vcuda resource that goes into the same container, where the pod is not known.
     pub partner: Option<GrantId>,
+    /// The grace period of its pod, from an earlier process.
+    pub grace: Option<Millis>,
     /// When it was made or observed.
     pub since: Millis,
     /// Since when the kubelet checkpoint does not list it.
@@ -94,6 +96,7 @@ impl Grant {
             answered: false,
             candidate: None,
             partner: None,
+            grace: None,
             since,
             absent_since: None,
             gone_since: None,

@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use gpu_migrate_model::ask::ContainerKind;
 use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::units::CardIndex;
 
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::{Millis, NodeState, PodView};
+use crate::inventory::evidence;
 use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
 use gpu_migrate_kubelet_api::lister::ContainerDevices;
 
@@ -36,6 +38,12 @@ impl NodeState {
         self.checkpoint.kubelet_started(checkpoint_readable, at);
     }
 
+    /// The pods that had processes at `at`, by their cgroups: their UIDs, as the kubelet knows them.
+    pub fn observe_cgroups(&mut self, populated: BTreeSet<String>, at: Millis, now: Millis) {
+        self.pods.observe_cgroups(populated, at);
+        self.reconcile(now);
+    }
+
     /// The kubelet checkpoint, in a version that was not read before.
     pub fn ingest_checkpoint(&mut self, checkpoint: &Checkpoint<'_>, now: Millis) {
         self.checkpoint.last_grant = self.latest();
@@ -50,7 +58,7 @@ impl NodeState {
     fn ingest(&mut self, checkpoint: &Checkpoint<'_>, first_time: bool, now: Millis) {
         let mut seen = BTreeSet::new();
         let mut named = BTreeSet::new();
-        for (resource, keys, holder) in self.rows_of_interest(checkpoint) {
+        for (resource, keys, holder, answer) in self.rows_of_interest(checkpoint) {
             if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
                 seen.insert(id);
                 if self.grants[&id].confirmed {
@@ -62,10 +70,10 @@ impl NodeState {
                     self.confirm(id, holder);
                 }
             } else if first_time && !self.row_is_stale(&holder, &keys, now) {
-                let restored = self.take_restored_deviation(&resource, &keys, Some(&holder));
-                let actual = restored.unwrap_or_else(|| keys.clone());
+                let mut grant = self.take_restored(resource, keys, Some(&holder), now);
+                self.correct_by_answer(&mut grant, answer);
                 named.insert(holder.clone());
-                seen.insert(self.record_observed(Grant::new(resource, keys, actual, now).of(holder)));
+                seen.insert(self.record_observed(grant.of(holder)));
             }
         }
         for (id, grant) in &mut self.grants {
@@ -76,9 +84,9 @@ impl NodeState {
                 grant.absent_since = grant.absent_since.or(Some(now));
             }
         }
-        self.hold_unclaimed_deviations(now);
+        self.hold_unclaimed(now);
         self.colocate_memory(&named);
-        if self.checkpoint.found_readable(now) {
+        if self.checkpoint.found_readable(now, self.knows_all_cgroups()) {
             self.mark_changed();
         }
         if let Some(restarted) = self.checkpoint.take_restart() {
@@ -121,8 +129,8 @@ impl NodeState {
         self.colocate_memory(&named);
         if !self.checkpoint.is_ready() {
             self.hold_listed(rows, now);
-            if self.checkpoint.source_read(asked) {
-                self.hold_unclaimed_deviations(now);
+            if self.checkpoint.source_read(asked, self.knows_all_cgroups()) {
+                self.hold_unclaimed(now);
                 self.mark_changed();
             }
         }
@@ -136,9 +144,7 @@ impl NodeState {
                 if self.grants.values().any(|g| g.resource == resource && g.requested == keys) {
                     continue;
                 }
-                let restored = self.take_restored_deviation(&resource, &keys, None);
-                let actual = restored.unwrap_or_else(|| keys.clone());
-                let mut grant = Grant::new(resource, keys, actual, now);
+                let mut grant = self.take_restored(resource, keys, None, now);
                 grant.holder =
                     HolderId::new(format!("?listed-{}/{}", row.namespace, row.pod), &row.container);
                 self.record_observed(grant);
@@ -156,18 +162,43 @@ impl NodeState {
     }
 
     /// Rows about our resources or our cards, init containers first (their devices go to the containers after them).
-    fn rows_of_interest(
+    fn rows_of_interest<'a>(
         &self,
-        checkpoint: &Checkpoint<'_>,
-    ) -> Vec<(Resource, BTreeSet<DeviceKey>, HolderId)> {
-        let of_entry = |Entry { pod_uid, container, resource, ids, .. }: &Entry<'_>| {
+        checkpoint: &'a Checkpoint<'_>,
+    ) -> Vec<(Resource, BTreeSet<DeviceKey>, HolderId, &'a str)> {
+        let of_entry = |Entry { pod_uid, container, resource, ids, answer, .. }: &'a Entry<'_>| {
             let resource = self.resource(resource);
             let keys = self.keys(&resource, ids.iter().map(|id| &**id))?;
-            Some((resource, keys, HolderId::new(&**pod_uid, &**container)))
+            Some((resource, keys, HolderId::new(&**pod_uid, &**container), &**answer))
         };
         let mut rows: Vec<_> = checkpoint.entries.iter().filter_map(of_entry).collect();
-        rows.sort_by_key(|(.., holder)| self.container_kind(holder) != Some(ContainerKind::Init));
+        rows.sort_by_key(|(_, _, holder, _)| self.container_kind(holder) != Some(ContainerKind::Init));
         rows
+    }
+
+    /// The answer to Allocate, which the kubelet keeps, names the cards that the container was given, whatever it had requested and
+    /// whether or not our own record is there.
+    fn correct_by_answer(&self, grant: &mut Grant, answer: &str) {
+        let named: Option<BTreeSet<DeviceKey>> = evidence::cards_of_answer(answer)
+            .iter()
+            .map(|uuid| {
+                Some(DeviceKey::Legacy(uuid.as_str().into())).filter(|key| self.card_of(key).is_some())
+            })
+            .collect();
+        let Some(named) = named.filter(|named| !named.is_empty()) else { return };
+        let cards = self.cards_of(&named);
+        if cards == self.cards_of(&grant.actual) {
+            return;
+        }
+        match grant.resource {
+            Resource::Legacy(_) => grant.actual = named,
+            Resource::Shared(resource) => {
+                let free = |n: &u32| !self.owner.contains_key(&DeviceKey::shared(resource, *n));
+                let cards: Vec<CardIndex> = cards.into_iter().collect();
+                let numbers = self.spread_over(resource, &cards, grant.requested.len(), free);
+                grant.actual = numbers.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
+            }
+        }
     }
 
     /// The keys of these IDs, if any of them is on a card of this node.
@@ -206,11 +237,9 @@ impl NodeState {
     /// Whether a row of the checkpoint that names `holder` can be about this grant, and not about one before it.
     fn row_may_mean(&self, grant: &Grant, holder: &HolderId, now: Millis) -> bool {
         match self.pods.get(&holder.pod_uid) {
-            Some(pod) => !pod.phase.terminal(),
+            Some(pod) => !pod.has_ended(),
             // Deleted with force, it may still be terminating; else the row is a leftover.
-            None if self.pods.has_departed(&holder.pod_uid) => {
-                !self.pods.force_delete_grace_elapsed(&holder.pod_uid, now, self.settings.force_grace)
-            }
+            None if self.pods.has_departed(&holder.pod_uid) => !self.has_left(&holder.pod_uid, now),
             // Never seen: the watch lags, or it left before this process started.
             None => !grant.answered || grant.candidate.is_none(),
         }
@@ -219,8 +248,7 @@ impl NodeState {
     /// Whether a row is of a pod that two sources call gone: rows of finished pods stay for a while.
     fn row_is_stale(&self, holder: &HolderId, keys: &BTreeSet<DeviceKey>, now: Millis) -> bool {
         let ids = self.ids_of(keys);
-        self.pods.has_departed(&holder.pod_uid)
-            && self.pods.force_delete_grace_elapsed(&holder.pod_uid, now, self.settings.force_grace)
+        self.has_left(&holder.pod_uid, now)
             && self.pods.listed_by_kubelet(&holder.pod_uid, ids.iter().map(String::as_str), 0) == Some(false)
     }
 }

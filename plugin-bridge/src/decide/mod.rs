@@ -24,6 +24,7 @@ mod shared;
 mod state;
 #[cfg(test)]
 mod tests;
+mod unaccounted;
 
 pub use colocation::StartRefusal;
 pub use devices::{ListedDevice, Listing};

@@ -125,7 +125,7 @@ impl NodeState {
         let of_pod = asked.iter().find_map(|n| {
             let grant = self.grants.get(self.owner.get(&DeviceKey::shared(resource, *n))?)?;
             let uid = &grant.holder_or_candidate()?.pod_uid;
-            self.pods.get(uid).is_some_and(|p| !p.phase.terminal()).then(|| uid.clone())
+            self.pods.get(uid).is_some_and(|p| !p.has_ended()).then(|| uid.clone())
         });
         let first = self.unpaired_grant(resource);
         let granted = &self.grants_by_container();

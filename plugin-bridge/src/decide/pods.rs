@@ -52,6 +52,12 @@ pub struct PodView {
     pub deleting: bool,
     /// Has a controller, which will re-create it.
     pub controlled: bool,
+    /// A container of it has started: the kubelet has admitted it, and has written its devices to the checkpoint.
+    pub started: bool,
+    /// `status.containerStatuses` says that a container runs. So it does where PodGC, and not the kubelet, has written a terminal phase.
+    pub running: bool,
+    /// `spec.terminationGracePeriodSeconds`, in milliseconds.
+    pub grace: Millis,
     /// The order in which the kubelet admits pods: `predicate-time` (nanoseconds), else creation.
     pub order: u64,
     /// Init containers and sidecars in order, then app containers.
@@ -61,6 +67,12 @@ pub struct PodView {
 }
 
 impl PodView {
+    /// Its containers have ended, and hold nothing any more.
+    #[must_use]
+    pub const fn has_ended(&self) -> bool {
+        self.phase.terminal() && !self.running
+    }
+
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|c| c.ask.name == name)
@@ -76,6 +88,14 @@ pub(super) struct PodTable {
     replaced: Option<Millis>,
     departed: BTreeMap<String, Departed>,
     listed: Option<Listed>,
+    cgroups: Option<Cgroups>,
+}
+
+/// The pods of this node that have processes, by their cgroups.
+#[derive(Clone, Debug)]
+struct Cgroups {
+    at: Millis,
+    populated: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,6 +105,8 @@ struct Departed {
     /// Seen to terminate before it left.
     terminated: bool,
     at: Millis,
+    /// How long its containers may take to end.
+    grace: Millis,
 }
 
 /// A pod-resources list, indexed for "does the kubelet still list it".
@@ -94,6 +116,9 @@ struct Listed {
     by_pod: BTreeSet<(String, String)>,
     device_owner: BTreeMap<String, (String, String)>,
 }
+
+/// How long after a pod has left the API its cgroup says whether its containers have ended.
+const CGROUP_DELAY: Millis = 2_000;
 
 /// How many departed pods are kept.
 const DEPARTED_KEPT: usize = 1024;
@@ -125,11 +150,19 @@ impl PodTable {
             let oldest = self.departed.iter().min_by_key(|(_, d)| d.at).map(|(uid, _)| uid.clone());
             oldest.map(|uid| self.departed.remove(&uid));
         }
-        let terminated = old.phase.terminal();
-        self.departed.insert(
-            uid,
-            Departed { namespace: old.namespace.clone(), name: old.name.clone(), terminated, at: now },
-        );
+        let departed = Departed {
+            namespace: old.namespace.clone(),
+            name: old.name.clone(),
+            terminated: old.has_ended(),
+            at: now,
+            grace: old.grace,
+        };
+        self.departed.insert(uid, departed);
+    }
+
+    /// The pods that had processes at `at`, by their cgroups.
+    pub(super) fn observe_cgroups(&mut self, populated: BTreeSet<String>, at: Millis) {
+        self.cgroups = Some(Cgroups { at, populated });
     }
 
     /// A pod-resources list that was requested at `at`.
@@ -162,6 +195,12 @@ impl PodTable {
                 Some((&departed.namespace, &departed.name))
             }
         }
+    }
+
+    /// The grace period of a pod, also of a departed one.
+    pub(super) fn grace_of(&self, uid: &str) -> Option<Millis> {
+        let departed = || self.departed.get(uid).filter(|d| !d.name.is_empty()).map(|d| d.grace);
+        self.pods.get(uid).map(|pod| pod.grace).or_else(departed)
     }
 
     /// Whether the API says that a pod with a grant of `since` is absent or terminal. `None` while that is not known.
@@ -203,11 +242,6 @@ impl PodTable {
         }
     }
 
-    /// Left the API without having been seen to terminate: its containers may still run.
-    fn force_deleted_at(&self, uid: &str) -> Option<Millis> {
-        self.departed.get(uid).filter(|d| !d.terminated).map(|d| d.at)
-    }
-
     /// Whether pod-resources lists these devices for this pod. `None` where it was not requested after `since`.
     pub(super) fn listed_by_kubelet<'a>(
         &self,
@@ -226,8 +260,37 @@ impl PodTable {
         })
     }
 
-    /// Whether the containers of a pod that was deleted with force have had time to terminate.
-    pub(super) fn force_delete_grace_elapsed(&self, uid: &str, now: Millis, grace: Millis) -> bool {
-        self.force_deleted_at(uid).is_none_or(|at| now.saturating_sub(at) >= grace)
+    /// Whether the containers of a pod that is gone from the API, or terminal there, have ended. By the kubelet's last report of it, else
+    /// by its cgroup; where cgroups cannot be read, when its own grace period is over.
+    ///
+    /// `gone_since` and `grace` are for a pod that was not seen to leave.
+    pub(super) fn containers_ended(&self, uid: &str, gone_since: Millis, grace: Millis, now: Millis) -> bool {
+        let (at, grace) = match (self.pods.get(uid), self.departed.get(uid)) {
+            (Some(pod), _) if pod.has_ended() => return true,
+            (Some(pod), _) => (gone_since, pod.grace),
+            (None, Some(departed)) if departed.terminated => return true,
+            (None, Some(departed)) => (departed.at, departed.grace),
+            (None, None) => (gone_since, grace),
+        };
+        match &self.cgroups {
+            // A pod that the kubelet is still admitting has no cgroup yet.
+            Some(cgroups) => cgroups.at >= at + CGROUP_DELAY && !cgroups.populated.contains(uid),
+            None => now.saturating_sub(at) >= grace,
+        }
+    }
+
+    pub(super) fn cgroups_at(&self) -> Option<Millis> {
+        self.cgroups.as_ref().map(|cgroups| cgroups.at)
+    }
+
+    /// All pods of the node were listed at once.
+    pub(super) const fn is_listed(&self) -> bool {
+        self.replaced.is_some()
+    }
+
+    /// A pod that has processes and that neither the API's list nor `known` accounts for.
+    pub(super) fn unknown_cgroup(&self, known: impl Fn(&str) -> bool) -> Option<&str> {
+        let populated = self.cgroups.iter().flat_map(|cgroups| &cgroups.populated);
+        populated.map(String::as_str).find(|uid| !self.pods.contains_key(*uid) && !known(uid))
     }
 }

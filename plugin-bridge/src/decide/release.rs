@@ -27,7 +27,7 @@ impl NodeState {
             let Some(grant) = self.grants.get(&id) else { continue };
             let uid = grant.holder.pod_uid.clone();
             let gone = if grant.confirmed {
-                self.holder_is_gone(id, now)
+                self.holder_is_gone(id, &uid, now)
             } else {
                 self.was_never_claimed(grant, now)
             };
@@ -36,10 +36,11 @@ impl NodeState {
                 self.release(id);
             }
         }
-        if self.checkpoint.tick(now) {
-            self.hold_unclaimed_deviations(now);
+        if self.checkpoint.tick(now, self.knows_all_cgroups()) {
+            self.hold_unclaimed(now);
             self.mark_changed();
         }
+        self.close_unaccounted();
         if self.withdrawn.values().any(|until| *until <= now) {
             self.withdrawn.retain(|_, until| *until > now);
             self.mark_changed();
@@ -47,9 +48,8 @@ impl NodeState {
     }
 
     /// The API says gone and the kubelet too; or the kubelet cannot be asked, and it has stayed gone for the grace period.
-    fn holder_is_gone(&mut self, id: GrantId, now: Millis) -> bool {
+    fn holder_is_gone(&mut self, id: GrantId, uid: &str, now: Millis) -> bool {
         let Some(grant) = self.grants.get(&id) else { return false };
-        let uid = &grant.holder.pod_uid;
         if self.pods.gone_in_api(uid, grant.since, now, self.settings.grace) != Some(true) {
             if let Some(grant) = self.grants.get_mut(&id) {
                 grant.gone_since = None;
@@ -57,21 +57,17 @@ impl NodeState {
             return false;
         }
         let gone_since = grant.gone_since.unwrap_or(now);
-        let force_grace = self.settings.force_grace;
         let seen_to_go = self.pods.has_departed(uid);
         // Of a pod that was never seen, it is not known whether it terminated or was deleted with force.
-        let terminated = if seen_to_go {
-            self.pods.force_delete_grace_elapsed(uid, now, force_grace)
-        } else {
-            now.saturating_sub(gone_since) >= force_grace
-        };
+        let ended =
+            self.pods.containers_ended(uid, gone_since, grant.grace.unwrap_or(self.settings.grace), now);
         let ids = self.ids_of(&grant.requested);
         let listed = self.pods.listed_by_kubelet(uid, ids.iter().map(String::as_str), gone_since);
         let absent = grant.absent_since.is_some();
         if let Some(grant) = self.grants.get_mut(&id) {
             grant.gone_since = Some(gone_since);
         }
-        terminated
+        ended
             && match listed {
                 Some(listed) => !listed,
                 // The checkpoint lags behind (rows of finished pods stay), so a row that is missing there is as good as a list.
@@ -97,7 +93,7 @@ impl NodeState {
 
     /// Whether an unfinished pod requests just this and is not known to have it.
     fn may_be_claimed(&self, grant: &Grant) -> bool {
-        let unfinished = self.pods.pods.values().filter(|pod| !pod.phase.terminal());
+        let unfinished = self.pods.pods.values().filter(|pod| !pod.has_ended());
         let mut containers = unfinished.flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
         containers.any(|(pod, container)| {
             let demand = &container.ask.demand;

@@ -28,7 +28,7 @@ impl NodeState {
     pub fn missing_annotations(&self) -> Vec<PodAnnotations> {
         let mut wanted: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
         for grant in self.grants.values().filter(|g| g.confirmed) {
-            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.phase.terminal()) else {
+            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.has_ended()) else {
                 continue;
             };
             let cards: Vec<CardIndex> = self.cards_of(&grant.actual).into_iter().collect();

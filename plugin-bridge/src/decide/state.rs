@@ -11,22 +11,21 @@ use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::topology::{Topology, Tree};
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 
-use super::checkpoint_state::{CheckpointState, Graces};
+use super::checkpoint_state::CheckpointState;
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::pods::PodTable;
 use super::{ContainerView, Millis, PodView};
-use crate::deviations::Deviation;
+use crate::record::RecordRow;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Resource names and units.
     pub dialect: Dialect,
-    /// How long a holder must be absent when only one source can be asked (I3).
+    /// How long a holder must be absent when only one source can be asked (I3), and the grace period of pods whose own is not known:
+    /// the API server's default.
     pub grace: Millis,
     /// How long a grant may stay out of the kubelet checkpoint before it counts as never claimed by a container.
     pub unclaimed: Millis,
-    /// How long the containers of a pod that was deleted with force get to terminate.
-    pub force_grace: Millis,
     /// How long a resource stays withdrawn after an Allocate had to be refused.
     pub withdraw: Millis,
     /// Report the NUMA node of vcuda devices. Off, because a topology manager would narrow the choice that the extender made.
@@ -39,7 +38,6 @@ impl Default for Settings {
             dialect: Dialect::default(),
             grace: 30_000,
             unclaimed: 60_000,
-            force_grace: 10_000,
             withdraw: 5_000,
             numa_hints: false,
         }
@@ -73,10 +71,12 @@ pub struct NodeState {
     pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
     /// Cards whose holders are not known for sure, and why: nothing new is allocated on them while this process runs.
     closed: BTreeMap<CardIndex, String>,
+    /// The same while a container is there that no grant accounts for.
+    pub(super) unaccounted: BTreeMap<CardIndex, String>,
     /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
-    pub(super) restored_deviations: Vec<Deviation>,
+    pub(super) restored: Vec<RecordRow>,
     /// Resources withdrawn for a moment, until then.
     pub(super) withdrawn: BTreeMap<String, Millis>,
     pub(super) checkpoint: CheckpointState,
@@ -92,7 +92,7 @@ impl NodeState {
     #[must_use]
     pub fn new(settings: Settings, cards: Vec<Card>, topology: &Topology) -> Self {
         let layout = Layout::new(&settings.dialect, cards.iter().map(Card::blocks));
-        let graces = Graces { force_grace: settings.force_grace, grace: settings.grace };
+        let grace = settings.grace;
         Self {
             settings,
             layout,
@@ -105,10 +105,11 @@ impl NodeState {
             mig_devices: BTreeMap::new(),
             processes: BTreeMap::new(),
             closed: BTreeMap::new(),
+            unaccounted: BTreeMap::new(),
             cordoned: BTreeSet::new(),
-            restored_deviations: Vec::new(),
+            restored: Vec::new(),
             withdrawn: BTreeMap::new(),
-            checkpoint: CheckpointState::new(graces),
+            checkpoint: CheckpointState::new(grace),
             clock: 0,
             next: 0,
             version: 0,
@@ -135,7 +136,7 @@ impl NodeState {
     /// Why a card is closed, if it is.
     #[must_use]
     pub fn closed_because(&self, card: CardIndex) -> Option<&str> {
-        self.closed.get(&card).map(String::as_str)
+        self.closed.get(&card).or_else(|| self.unaccounted.get(&card)).map(String::as_str)
     }
 
     pub fn observe_processes(&mut self, card: CardIndex, processes: impl IntoIterator<Item = u32>) {
@@ -216,9 +217,9 @@ impl NodeState {
         self.apply_cordons();
     }
 
-    fn apply_cordons(&mut self) {
+    pub(super) fn apply_cordons(&mut self) {
         for card in self.ledger.indexes() {
-            let takes_nothing = self.cordoned.contains(&card) || self.closed.contains_key(&card);
+            let takes_nothing = self.cordoned.contains(&card) || self.closed_because(card).is_some();
             self.ledger.set_cordoned(card, takes_nothing);
         }
         self.mark_changed();
@@ -427,11 +428,8 @@ impl NodeState {
         let uid = &old.holder.pod_uid;
         match self.pods.get(uid) {
             // Of a pod that was never seen, nothing is known yet.
-            None => {
-                self.pods.has_departed(uid)
-                    && self.pods.force_delete_grace_elapsed(uid, now, self.settings.force_grace)
-            }
-            Some(pod) if pod.phase.terminal() => true,
+            None => self.has_left(uid, now),
+            Some(pod) if pod.has_ended() => true,
             // A kubelet that has lost its checkpoint does not pass devices on: it allocates again what it has forgotten.
             Some(_) => {
                 self.is_init(&old.holder)
@@ -439,6 +437,11 @@ impl NodeState {
                     && !self.predates_checkpoint_loss(old)
             }
         }
+    }
+
+    /// A pod that was on this node, is gone from the API or terminal there, and whose containers have ended.
+    pub(super) fn has_left(&self, uid: &str, now: Millis) -> bool {
+        self.pods.has_departed(uid) && self.pods.containers_ended(uid, now, self.settings.grace, now)
     }
 
     pub(super) fn is_init(&self, holder: &HolderId) -> bool {

@@ -8,15 +8,15 @@ use gpu_migrate_model::names::Dialect;
 
 use super::card_map::{CardMap, Resolved};
 use super::evidence;
-use crate::deviations::Deviation;
 use crate::node::Paths;
 use crate::platform;
+use crate::record::RecordRow;
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
 /// Resolves the card map for the cards that were found, and writes it where it changed. Nothing that cannot be read or written keeps the
 /// agent from starting: it closes cards instead.
 #[must_use]
-pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[Deviation], found: &[Card]) -> Resolved {
+pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[RecordRow], found: &[Card]) -> Resolved {
     let path = paths.card_map();
     let stored = read(&path);
     let evidence = match std::fs::read(paths.checkpoint()) {

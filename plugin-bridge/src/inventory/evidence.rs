@@ -10,8 +10,8 @@ use gpu_migrate_model::names::{self, Dialect};
 use prost::Message as _;
 
 use super::card_map::Evidence;
-use crate::deviations::Deviation;
 use crate::plugins::answer::VOLUME_MOUNT_ROOT;
+use crate::record::RecordRow;
 use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
 use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
@@ -20,7 +20,7 @@ use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 pub fn of_checkpoint(
     dialect: &Dialect,
     checkpoint: &Checkpoint<'_>,
-    deviations: &[Deviation],
+    deviations: &[RecordRow],
 ) -> Vec<Evidence> {
     let mut containers: BTreeMap<(&str, &str), Evidence> = BTreeMap::new();
     for entry in &checkpoint.entries {
@@ -51,7 +51,7 @@ pub fn of_checkpoint(
 }
 
 /// Whether a record of a substitution is about this row. One without a pod is about whoever has the same devices.
-fn is_about(deviation: &Deviation, entry: &Entry<'_>) -> bool {
+fn is_about(deviation: &RecordRow, entry: &Entry<'_>) -> bool {
     let of_pod = deviation.pod_uid.is_empty()
         || (deviation.pod_uid == entry.pod_uid && deviation.container == entry.container);
     let same = |one: &Entry<'_>| {
@@ -150,17 +150,18 @@ mod tests {
         assert_eq!(plain.len(), 1, "whole cards name their UUID themselves");
         assert_eq!((&plain[0].cores, &plain[0].blocks), (&BTreeSet::from([7]), &BTreeSet::from([3])));
         assert_eq!(plain[0].uuids, BTreeSet::from(["GPU-b".to_owned()]));
-        let deviation = Deviation {
+        let deviation = RecordRow {
             pod_uid: String::new(),
             container: String::new(),
             resource: dialect.cores.clone(),
             actual: BTreeMap::from([("-1".into(), vec!["tencent.com/vcuda-core-107".into()])]),
             kubelet: vec!["tencent.com/vcuda-core-7".into()],
             answer: String::new(),
+            grace_seconds: None,
         };
         let substituted = of_checkpoint(&dialect, &checkpoint, std::slice::from_ref(&deviation));
         assert_eq!(substituted[0].cores, BTreeSet::from([107]));
-        let of_another = Deviation { pod_uid: "r".into(), container: "c".into(), ..deviation };
+        let of_another = RecordRow { pod_uid: "r".into(), container: "c".into(), ..deviation };
         assert_eq!(of_checkpoint(&dialect, &checkpoint, &[of_another])[0].cores, BTreeSet::from([7]));
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Step {
     DeliverList(usize),
     ReadCheckpoint,
     TruncateCheckpoint,
+    RemoveCheckpoint,
+    LoseRecord,
     ListPodResources,
     PassTime(u64),
     Health { card: usize, healthy: bool },
@@ -88,8 +90,10 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0..6_usize).prop_map(Step::DeliverList),
         3 => Just(Step::ReadCheckpoint),
         1 => Just(Step::TruncateCheckpoint),
+        1 => Just(Step::RemoveCheckpoint),
+        1 => Just(Step::LoseRecord),
         4 => Just(Step::ListPodResources),
-        4 => prop_oneof![Just(10), Just(1_000), Just(6_000), Just(40_000), Just(100_000)].prop_map(Step::PassTime),
+        4 => prop_oneof![Just(10), Just(1_000), Just(6_000), Just(40_000), Just(100_000), Just(600_000)].prop_map(Step::PassTime),
         1 => (0..CARDS, any::<bool>()).prop_map(|(card, healthy)| Step::Health { card, healthy }),
         1 => (0..1_usize << CARDS).prop_map(Step::Cordon),
         1 => Just(Step::LoseUpstream),
@@ -110,7 +114,12 @@ pub(super) fn run(steps: &[Step]) -> Result<(), String> {
 }
 
 fn run_on<A: Agent>(steps: &[Step], mutant: Option<Mutant>) -> Result<Digest, String> {
-    run_steps(&mut World::<A>::new(mutant), steps)
+    run_steps(&mut World::<A>::new(mutant, reads_cgroups(steps)), steps)
+}
+
+/// Cgroups can be read in one half of the histories.
+fn reads_cgroups(steps: &[Step]) -> bool {
+    steps.len().is_multiple_of(2)
 }
 
 fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, String> {
@@ -127,6 +136,8 @@ fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, S
             Step::DeliverList(which) => world.deliver_list(which),
             Step::ReadCheckpoint => world.read_checkpoint(),
             Step::TruncateCheckpoint => world.truncate_checkpoint(),
+            Step::RemoveCheckpoint => world.remove_checkpoint(),
+            Step::LoseRecord => world.lose_record(),
             Step::ListPodResources => world.list_pod_resources(),
             Step::PassTime(milliseconds) => world.pass_time(milliseconds),
             Step::Health { card, healthy } => world.set_health(card, healthy),
@@ -238,7 +249,7 @@ fn each_invariant_is_seen_to_break() {
 #[test]
 fn a_pod_that_fits_is_admitted_after_every_history() {
     let admits = |steps: &[Step], mutant| {
-        let mut world = World::<Decisions>::new(mutant);
+        let mut world = World::<Decisions>::new(mutant, reads_cgroups(steps));
         let digest = run_steps(&mut world, steps)?;
         world.admits_after_recovery().map(|()| digest)
     };

@@ -95,5 +95,7 @@ pub(super) fn numbers(step: &Step) -> String {
         Step::Notice => "18".into(),
         Step::Start => "19".into(),
         Step::StartAndDie(n) => format!("20 {n}"),
+        Step::RemoveCheckpoint => "21".into(),
+        Step::LoseRecord => "22".into(),
     }
 }

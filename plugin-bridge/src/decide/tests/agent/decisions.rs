@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, uuid};
 use crate::decide::tests::world::{CARDS, GPU, Surroundings};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
-use crate::deviations::DeviationFile;
 use crate::platform::WriteStep;
+use crate::record::{Record, RecordRow};
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
 pub(in super::super) struct Decisions {
@@ -16,7 +16,8 @@ pub(in super::super) struct Decisions {
     now: Millis,
     /// The version of the kubelet checkpoint that it read.
     read: Option<u64>,
-    deviations: DeviationFile,
+    /// What is on its disk.
+    record: Option<Record>,
     healthy: Vec<bool>,
 }
 
@@ -31,6 +32,7 @@ impl Decisions {
         let kubelet = self.surroundings.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
         match Checkpoint::parse(kubelet.checkpoint()) {
+            _ if kubelet.is_missing() => state.observe_missing_checkpoint(),
             Ok(_) if kubelet.is_truncated() => panic!("half a checkpoint was read as a whole one"),
             Ok(checkpoint) if self.read == version => state.ingest_unchanged_checkpoint(&checkpoint, now),
             Ok(checkpoint) => {
@@ -72,7 +74,25 @@ impl Decisions {
     }
 
     fn write(&mut self) {
-        self.deviations = self.state.get_mut().deviations();
+        self.record = Some(self.state.get_mut().record());
+    }
+
+    fn write_deviations(&mut self) {
+        if self.record.is_none() || self.written_deviations() != self.state.get_mut().deviations() {
+            self.write();
+        }
+    }
+
+    fn written_deviations(&self) -> Vec<RecordRow> {
+        let rows = self.record.iter().flat_map(|record| &record.data.entries);
+        rows.filter(|row| row.deviates()).cloned().collect()
+    }
+
+    fn read_cgroups(&mut self) {
+        let populated = self.surroundings.cgroups.lock().clone();
+        if let Some(populated) = populated {
+            self.state.get_mut().observe_cgroups(populated, self.now, self.now);
+        }
     }
 }
 
@@ -80,8 +100,15 @@ impl Agent for Decisions {
     fn start(surroundings: Surroundings, mutant: Option<Mutant>) -> Self {
         let healthy = vec![true; CARDS];
         let state = parking_lot::Mutex::new(fresh(mutant, &healthy));
-        let deviations = DeviationFile::default();
-        let mut agent = Self { surroundings, mutant, state, now: 1, read: None, deviations, healthy };
+        let mut agent = Self {
+            surroundings,
+            mutant,
+            state,
+            now: 1,
+            read: None,
+            record: Some(Record::default()),
+            healthy,
+        };
         agent.nvidia_returns();
         agent
     }
@@ -89,8 +116,11 @@ impl Agent for Decisions {
     fn restart(&mut self) {
         *self.state.get_mut() = fresh(self.mutant, &self.healthy);
         self.read = None;
-        self.state.get_mut().restore_deviations(self.deviations.data.entries.clone());
-        self.tick();
+        match &self.record {
+            Some(record) => self.state.get_mut().restore_record(record.data.entries.clone()),
+            None => self.state.get_mut().observe_lost_record(),
+        }
+        self.now += 1;
         self.read_checkpoint();
         self.nvidia_returns();
     }
@@ -101,10 +131,13 @@ impl Agent for Decisions {
 
     fn tick(&mut self) {
         self.now += 1;
+        self.write();
     }
 
     fn pass(&mut self, milliseconds: Millis) {
         self.now += milliseconds;
+        self.write();
+        self.read_cgroups();
         self.state.get_mut().reconcile(self.now);
     }
 
@@ -123,7 +156,7 @@ impl Agent for Decisions {
     }
 
     fn notice_kubelet(&mut self, at: Millis) {
-        let whole = !self.surroundings.kubelet.lock().is_truncated();
+        let whole = !self.surroundings.kubelet.lock().has_lost_checkpoint();
         self.state.get_mut().observe_kubelet_start(whole, at);
         self.ingest();
     }
@@ -132,7 +165,12 @@ impl Agent for Decisions {
         self.now += 1;
         let (asked, rows) = (self.now, self.surroundings.kubelet.lock().list());
         self.now += 1;
+        self.read_cgroups();
         self.state.get_mut().observe_pod_resources(&rows, asked, self.now);
+    }
+
+    fn lose_record(&mut self) {
+        self.record = None;
     }
 
     fn set_healthy(&mut self, card: usize, healthy: bool) {
@@ -197,7 +235,7 @@ impl Agent for Decisions {
         let answer = self.decide(resource, &ids)?;
         let fails = match trouble {
             Trouble::NvidiaRefuses | Trouble::NvidiaHangs => resource == GPU,
-            Trouble::DiskFails(_) => self.deviations != self.state.get_mut().deviations(),
+            Trouble::DiskFails(_) => self.written_deviations() != self.state.get_mut().deviations(),
             Trouble::Dies(step) => {
                 if step > WriteStep::Rename as u8 {
                     self.write();
@@ -212,7 +250,7 @@ impl Agent for Decisions {
             }
             return None;
         }
-        self.write();
+        self.write_deviations();
         Some(shown(self.mutant, resource, answer.cards))
     }
 
@@ -225,8 +263,7 @@ impl Agent for Decisions {
                 return false;
             }
         }
-        let (known, wanted) = (&self.deviations, self.state.get_mut().deviations());
-        if *known == wanted {
+        if self.written_deviations() == self.state.get_mut().deviations() {
             return true;
         }
         match trouble {

@@ -45,7 +45,7 @@ pub(super) trait Agent: Sized {
     fn restart(&mut self);
     /// The world's clock, which passes while the agent waits.
     fn now(&self) -> Millis;
-    /// A millisecond passes.
+    /// The few milliseconds until everything has been written down.
     fn tick(&mut self);
     /// Time passes, and the agent's own timers run.
     fn pass(&mut self, milliseconds: Millis);
@@ -59,6 +59,8 @@ pub(super) trait Agent: Sized {
     fn notice_kubelet(&mut self, at: Millis);
     fn list_pod_resources(&mut self);
 
+    /// Its record is removed from disk.
+    fn lose_record(&mut self);
     /// A card is healthy or not, to NVIDIA's plugin and to the inventory.
     fn set_healthy(&mut self, card: usize, healthy: bool);
     /// NVIDIA's plugin is there, and sends its list.

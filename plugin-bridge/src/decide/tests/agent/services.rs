@@ -26,9 +26,9 @@ use crate::decide::tests::world::{Api, CARDS, CORE, GPU, Kubelet, MEMORY, Surrou
 use crate::decide::{Millis, NodeState, PodPhase};
 use crate::isolation::NoIsolation;
 use crate::metrics::Metrics;
-use crate::node::{ANSWERED, Node, Paths, PodLookup};
+use crate::node::{ANSWERED, EarlierRecord, Node, Paths, PodLookup};
 use crate::nvidia::Upstreams;
-use crate::platform::{Clock, Disk, Platform, PodResources, replace};
+use crate::platform::{Cgroups, Clock, Disk, Platform, PodResources, replace};
 use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
 use crate::plugins::shared::{AllocateConfig, SharedPlugin};
@@ -76,12 +76,15 @@ impl Services {
             clock: Box::new(clock),
             disk: Box::new(self.disk.clone()),
             pod_resources: Box::new(KubeletApi(self.surroundings.kubelet.clone())),
+            cgroups: Box::new(HostCgroups(self.surroundings.cgroups.clone())),
             sockets: Box::new(self.socket.clone()),
         };
         let kubelet = self.folder.path().to_path_buf();
-        let paths = Paths { state: kubelet.join("device-plugins/gpu-migrate"), kubelet };
+        let state = kubelet.join("device-plugins/gpu-migrate");
+        let paths = Paths { state, cgroups: kubelet.join("cgroup"), kubelet };
+        let earlier = EarlierRecord::read(&paths);
         let state = fresh(self.mutant, &self.healthy.lock());
-        let node = Node::start_in(platform, paths, state, topology(), Metrics::default()).unwrap();
+        let node = Node::start_in(platform, paths, earlier, state, topology(), Metrics::default());
         node.lookup.set(Box::new(ApiServer(self.surroundings.api.clone()))).unwrap();
         let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.healthy.clone(), clock)));
         let config = Arc::new(AllocateConfig {
@@ -96,6 +99,8 @@ impl Services {
         let lists = BTreeMap::new();
         let spreading = node.clone();
         runtime.spawn(async move { spreading.forward_changes().await });
+        let writing = node.clone();
+        runtime.spawn(async move { writing.keep_record().await });
         drop(inside);
         self.process = Some(Process { node, upstreams, cores, memory, legacy, lists, clock, runtime });
         self.has_read();
@@ -182,6 +187,11 @@ impl Agent for Services {
 
     fn pass(&mut self, milliseconds: Millis) {
         self.process().pass(milliseconds);
+        let process = self.process();
+        {
+            let _inside = process.runtime.enter();
+            process.node.read_cgroups();
+        }
         self.with_state(NodeState::reconcile);
     }
 
@@ -215,10 +225,14 @@ impl Agent for Services {
         process.settle();
         // As the comparison of sources does, whenever it has a list.
         process.wait(async {
+            process.node.read_cgroups();
             process.node.list_pod_resources().await.unwrap();
-            process.node.write_deviations().unwrap();
         });
         process.settle();
+    }
+
+    fn lose_record(&mut self) {
+        let _ = std::fs::remove_file(self.process().node.paths.record());
     }
 
     fn set_healthy(&mut self, card: usize, healthy: bool) {
@@ -415,6 +429,15 @@ struct KubeletApi(Arc<Mutex<Kubelet>>);
 impl PodResources for KubeletApi {
     async fn list(&self) -> Result<Vec<ContainerDevices>, PodResourcesError> {
         Ok(self.0.lock().list())
+    }
+}
+
+#[derive(Debug)]
+struct HostCgroups(Arc<Mutex<Option<BTreeSet<String>>>>);
+
+impl Cgroups for HostCgroups {
+    fn populated(&self) -> Option<BTreeSet<String>> {
+        self.0.lock().clone()
     }
 }
 

@@ -58,6 +58,16 @@ impl Kubelet {
         self.truncated
     }
 
+    /// There is no checkpoint.
+    pub(in super::super) const fn is_missing(&self) -> bool {
+        self.disk.is_empty()
+    }
+
+    /// The checkpoint on disk is not whole.
+    pub(in super::super) const fn has_lost_checkpoint(&self) -> bool {
+        self.truncated || self.is_missing()
+    }
+
     pub(super) fn write(&mut self) {
         self.truncated = false;
         self.disk = self.manager.checkpoint();
@@ -71,6 +81,16 @@ impl Kubelet {
         self.disk.truncate(self.disk.len() / 2);
         self.version += 1;
         self.store();
+    }
+
+    /// The checkpoint is deleted.
+    pub(super) fn remove(&mut self) {
+        self.truncated = false;
+        self.disk.clear();
+        self.version += 1;
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_file(folder.join(FILE_NAME));
+        }
     }
 
     /// A new process starts from the disk.

@@ -1,8 +1,4 @@
 //! The world around the agent: what is really on the cards, and everyone's possibly outdated idea of it.
-//!
-//! Narrower than reality, on purpose: the agent reads every version of the kubelet checkpoint before the next one replaces it or
-//! something truncates it ([`World::write_checkpoint`]), and it is not killed while containers run that the kubelet has forgotten
-//! ([`World::restart_agent`]).
 
 mod admit;
 mod kubelet;
@@ -25,6 +21,8 @@ use crate::decide::{ContainerView, PodPhase, PodView};
 
 pub(super) const CARDS: usize = 3;
 pub(super) const BLOCKS: u32 = 4;
+/// Grace periods of pods, in milliseconds.
+const GRACES: [u64; 4] = [30_000, 0, 60_000, 600_000];
 pub(super) const GPU: &str = "nvidia.com/gpu";
 pub(super) const CORE: &str = "tencent.com/vcuda-core";
 pub(super) const MEMORY: &str = "tencent.com/vcuda-memory";
@@ -47,6 +45,8 @@ pub(super) struct Api {
 pub(super) struct Surroundings {
     pub(super) kubelet: Arc<Mutex<Kubelet>>,
     pub(super) api: Arc<Mutex<Api>>,
+    /// The pods that have processes, where cgroups can be read.
+    pub(super) cgroups: Arc<Mutex<Option<BTreeSet<String>>>>,
 }
 
 pub(super) struct World<A> {
@@ -58,8 +58,6 @@ pub(super) struct World<A> {
     // The kubelet.
     kubelet: Arc<Mutex<Kubelet>>,
     waiting: VecDeque<String>,
-    /// Pods that run and that it does not know of any more.
-    forgotten: BTreeSet<String>,
     /// When it restarted, until the agent notices.
     unnoticed: Option<u64>,
     // The truth.
@@ -68,13 +66,17 @@ pub(super) struct World<A> {
     running: Vec<Given>,
     /// Deleted with force: in the API no more, on the card until then.
     lingering: BTreeMap<String, u64>,
+    cgroups: Arc<Mutex<Option<BTreeSet<String>>>>,
 }
 
 impl<A: Agent> World<A> {
-    pub(super) fn new(mutant: Option<Mutant>) -> Self {
+    /// With cgroups that can be read, or without.
+    pub(super) fn new(mutant: Option<Mutant>, cgroups: bool) -> Self {
         let kubelet = Arc::new(Mutex::new(Kubelet::new()));
         let api = Arc::new(Mutex::new(Api::default()));
-        let surroundings = Surroundings { kubelet: kubelet.clone(), api: api.clone() };
+        let cgroups = Arc::new(Mutex::new(cgroups.then(BTreeSet::new)));
+        let surroundings =
+            Surroundings { kubelet: kubelet.clone(), api: api.clone(), cgroups: cgroups.clone() };
         let mut world = Self {
             agent: A::start(surroundings, mutant),
             next: 0,
@@ -82,11 +84,11 @@ impl<A: Agent> World<A> {
             events: VecDeque::new(),
             kubelet,
             waiting: VecDeque::new(),
-            forgotten: BTreeSet::new(),
             unnoticed: None,
             admitted: Vec::new(),
             running: Vec::new(),
             lingering: BTreeMap::new(),
+            cgroups,
         };
         world.agent.with_state(|state, now| state.observe_pods(Vec::new(), now));
         world.agent.read_checkpoint();
@@ -106,6 +108,7 @@ impl<A: Agent> World<A> {
             namespace: "n".into(),
             name: uid.clone(),
             order: u64::from(self.next),
+            grace: GRACES[self.next as usize % GRACES.len()],
             ..PodView::default()
         };
         for (position, (kind, demand)) in containers.iter().enumerate() {
@@ -133,14 +136,20 @@ impl<A: Agent> World<A> {
         self.events.push_back(WatchEvent::Gone(uid));
     }
 
-    /// A pod is deleted with force: the kubelet forgets it at once, its containers take some seconds.
+    /// A pod is deleted with force: the kubelet forgets it at once, its containers take their grace period or a part of it. Some
+    /// cannot be killed, and take longer than that; only cgroups show it.
     pub(super) fn delete_with_force(&mut self, which: usize) {
         let Some(uid) = self.pick_running(which) else { return };
+        // Not within the milliseconds that the agent needs to read and write what the kubelet has written.
+        self.agent.read_checkpoint();
+        self.agent.tick();
         self.kubelet.lock().ended.insert(uid.clone());
         self.admitted.retain(|g| g.pod != uid);
-        self.api.lock().pods.remove(&uid);
+        let grace = self.api.lock().pods.remove(&uid).map_or(0, |pod| pod.grace);
         self.events.push_back(WatchEvent::Gone(uid.clone()));
-        self.lingering.insert(uid, self.agent.now() + 5_000);
+        let hangs = self.cgroups.lock().is_some() && which.is_multiple_of(3);
+        let lingers = if hangs { 600_000 } else { grace * (which as u64 % 3) / 2 };
+        self.lingering.insert(uid, self.agent.now() + lingers);
     }
 
     fn pick_running(&self, which: usize) -> Option<String> {
@@ -165,6 +174,8 @@ impl<A: Agent> World<A> {
         let pod = self.api.lock().pods.get(uid).cloned();
         if let Some(mut pod) = pod {
             pod.phase = phase;
+            pod.started |= phase == PodPhase::Running;
+            pod.running = phase == PodPhase::Running;
             self.publish(pod);
         }
     }
@@ -207,6 +218,22 @@ impl<A: Agent> World<A> {
         self.agent.read_checkpoint();
     }
 
+    /// The kubelet's checkpoint is deleted; not within the milliseconds before the agent has read it and written its own record.
+    pub(super) fn remove_checkpoint(&mut self) {
+        self.agent.read_checkpoint();
+        self.agent.tick();
+        self.kubelet.lock().remove();
+        self.agent.read_checkpoint();
+    }
+
+    /// The agent's record is removed. Without cgroups nothing then says that a pod runs which is neither in the API nor known to the
+    /// kubelet.
+    pub(super) fn lose_record(&mut self) {
+        if self.cgroups.lock().is_some() || self.lingering.is_empty() {
+            self.agent.lose_record();
+        }
+    }
+
     pub(super) fn list_pod_resources(&mut self) {
         self.agent.list_pod_resources();
     }
@@ -217,6 +244,7 @@ impl<A: Agent> World<A> {
         if milliseconds >= 100_000 {
             self.deliver_events(usize::MAX);
         }
+        self.end_overdue();
         self.agent.pass(milliseconds);
         self.end_overdue();
     }
@@ -232,6 +260,9 @@ impl<A: Agent> World<A> {
             }
             !over
         });
+        if let Some(populated) = &mut *self.cgroups.lock() {
+            *populated = self.running.iter().map(|g| g.pod.clone()).collect();
+        }
     }
 
     pub(super) fn set_health(&mut self, card: usize, healthy: bool) {
@@ -282,7 +313,7 @@ impl<A: Agent> World<A> {
         self.read_checkpoint();
         for _ in 0..3 {
             self.list_pod_resources();
-            self.pass_time(100_000);
+            self.pass_time(700_000);
         }
         self.deliver_lists();
         for demand in [share(25, 1), Demand { legacy: 1, ..Demand::NONE }] {
@@ -302,14 +333,8 @@ impl<A: Agent> World<A> {
     // ---- processes ----
 
     /// The agent is killed and restarts from the disk.
-    ///
-    /// Not while containers run that the kubelet has forgotten (after its checkpoint was lost, or for the seconds that a pod deleted
-    /// with force takes to end): no source then reports them to a new process, and the kubelet itself gives their devices away.
     pub(super) fn restart_agent(&mut self) {
         self.end_overdue();
-        if !self.lingering.is_empty() || self.running.iter().any(|g| self.forgotten.contains(&g.pod)) {
-            return;
-        }
         self.unnoticed = None;
         self.events.clear();
         self.agent.restart();
@@ -318,16 +343,10 @@ impl<A: Agent> World<A> {
     }
 
     /// The kubelet is killed and restarts from its checkpoint. The agent may notice only after it was asked by the new one.
-    ///
-    /// Not from half a checkpoint while the agent knows nothing either: see [`World::restart_agent`].
     pub(super) fn restart_kubelet(&mut self, noticed_late: bool) {
-        let truncated = self.kubelet.lock().truncated;
-        if truncated && !self.agent.with_state(|state, _| state.is_ready()) {
-            return;
-        }
+        let lost = self.kubelet.lock().has_lost_checkpoint();
         self.agent.tick();
-        if truncated {
-            self.forgotten = self.running.iter().map(|g| g.pod.clone()).collect();
+        if lost {
             let forgotten: BTreeSet<String> = self.admitted.drain(..).map(|g| g.pod).collect();
             self.waiting.extend(forgotten);
         }

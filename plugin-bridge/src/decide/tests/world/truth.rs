@@ -98,10 +98,9 @@ impl<A: Agent> World<A> {
         let uses: Vec<judge::Use> = here.iter().map(used).collect();
         let name = card.to_string();
         judge::card(&name, BLOCKS as usize, &uses).map_err(|violation| violation.to_string())?;
-        let settled = here.iter().any(|g| !self.lingering.contains_key(&g.pod));
         // What the kubelet has written and the agent not read yet is read before anything is decided.
-        let up_to_date = self.kubelet.lock().truncated || self.agent.is_up_to_date();
-        if free && settled && up_to_date {
+        let up_to_date = self.kubelet.lock().has_lost_checkpoint() || self.agent.is_up_to_date();
+        if free && up_to_date {
             judge::free(&name, &uses).map_err(|violation| violation.to_string())?;
         }
         Ok(())

@@ -1,15 +1,17 @@
-//! `nvidia_checkpoint`: the containers whose devices differ from those in the kubelet checkpoint, in the kubelet's own structure.
+//! `nvidia_checkpoint`: the containers that have devices, in the kubelet's own structure.
+//!
+//! A row whose devices differ from those in the kubelet checkpoint is on disk before the kubelet gets its answer: no other source has
+//! it. The others follow a moment later; they are for the day when the kubelet checkpoint is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 /// One row of `nvidia_checkpoint`: the kubelet's structure, with the devices that were granted.
 ///
-/// A deviation is recorded when the answer to the kubelet named other devices than it requested. `DeviceIDs` are the real ones;
-/// `KubeletDeviceIDs` are those of the kubelet checkpoint for the same container.
+/// `DeviceIDs` are the real ones; `KubeletDeviceIDs` are those of the kubelet checkpoint for the same container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Deviation {
+pub struct RecordRow {
     /// UID of the pod; empty until the kubelet checkpoint has named the container.
     #[serde(rename = "PodUID", default)]
     pub pod_uid: String,
@@ -27,29 +29,45 @@ pub struct Deviation {
     /// Unused; the kubelet stores the plugin's answer in this field.
     #[serde(rename = "AllocResp", default)]
     pub answer: String,
+    /// How long its containers may take to end, where that is known.
+    #[serde(rename = "TerminationGracePeriodSeconds", default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u64>,
 }
 
-impl Deviation {
+impl RecordRow {
     /// The devices that the container really got.
     pub fn actual_ids(&self) -> impl Iterator<Item = &str> {
         self.actual.values().flatten().map(String::as_str)
     }
+
+    /// How long its containers may take to end, in milliseconds.
+    #[must_use]
+    pub fn grace(&self) -> Option<u64> {
+        self.grace_seconds.map(|seconds| seconds.saturating_mul(1_000))
+    }
+
+    /// The container has other devices than the kubelet checkpoint says.
+    #[must_use]
+    pub fn deviates(&self) -> bool {
+        let actual: BTreeSet<&str> = self.actual_ids().collect();
+        actual != self.kubelet.iter().map(String::as_str).collect()
+    }
 }
 
-/// `nvidia_checkpoint`: every container whose devices differ from the kubelet checkpoint.
+/// The content of `nvidia_checkpoint`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviationFile {
+pub struct Record {
     /// The rows, wrapped as the kubelet wraps its own.
     #[serde(rename = "Data")]
-    pub data: DeviationData,
+    pub data: RecordData,
 }
 
-/// The `Data` of [`DeviationFile`].
+/// The `Data` of [`Record`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviationData {
+pub struct RecordData {
     /// One row per container and resource.
     #[serde(rename = "PodDeviceEntries")]
-    pub entries: Vec<Deviation>,
+    pub entries: Vec<RecordRow>,
 }
 
 #[cfg(test)]
@@ -58,21 +76,23 @@ mod tests {
     use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
     #[test]
-    fn deviations_survive_writing_and_reading() {
-        let file = DeviationFile {
-            data: DeviationData {
-                entries: vec![Deviation {
+    fn a_row_survives_writing_and_reading() {
+        let file = Record {
+            data: RecordData {
+                entries: vec![RecordRow {
                     pod_uid: String::new(),
                     container: String::new(),
                     resource: "nvidia.com/gpu".into(),
                     actual: BTreeMap::from([("0".into(), vec!["GPU-2".into()])]),
                     kubelet: vec!["GPU-1".into()],
                     answer: String::new(),
+                    grace_seconds: Some(60),
                 }],
             },
         };
+        assert!(file.data.entries[0].deviates());
         let text = serde_json::to_string(&file).unwrap();
-        assert_eq!(serde_json::from_str::<DeviationFile>(&text).unwrap(), file);
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), file);
         let parsed = Checkpoint::parse(text.as_bytes()).unwrap();
         assert_eq!(parsed.entries[0].ids, ["GPU-2"], "the structure is the kubelet's");
     }

@@ -1,0 +1,79 @@
+//! Cards that may be in use by a container which no grant accounts for. They take nothing new until that is settled (I1).
+//!
+//! So it is where the kubelet has lost its checkpoint and this agent its record, or where something else uses a card.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::names;
+use gpu_migrate_model::units::CardIndex;
+
+use super::grants::{Grant, Resource};
+use super::{ContainerView, NodeState, PodView};
+
+impl NodeState {
+    /// Closes the cards that containers without a grant may be using, and opens them again when those are gone.
+    pub(super) fn close_unaccounted(&mut self) {
+        let found = self.unaccounted_cards();
+        if found != self.unaccounted {
+            self.unaccounted = found;
+            self.apply_cordons();
+        }
+    }
+
+    fn unaccounted_cards(&self) -> BTreeMap<CardIndex, String> {
+        let mut closed = BTreeMap::new();
+        for (card, processes) in &self.processes {
+            if !processes.is_empty() && self.ledger.holds(*card).next().is_none() {
+                closed.insert(
+                    *card,
+                    format!("{} processes run on it and no container holds it", processes.len()),
+                );
+            }
+        }
+        let started = self.pods.pods.values().filter(|pod| pod.started && !pod.has_ended());
+        for pod in started {
+            for container in &pod.containers {
+                if self.is_accounted_for(pod, container) {
+                    continue;
+                }
+                let why = format!(
+                    "container {} of pod {}/{} runs and is neither in the kubelet checkpoint nor in the agent's record",
+                    container.ask.name, pod.namespace, pod.name
+                );
+                for card in self.annotated_cards(pod, container) {
+                    closed.entry(card).or_insert_with(|| why.clone());
+                }
+            }
+        }
+        closed
+    }
+
+    /// Each resource that the container asks for has a grant: its own, or one whose holder is not known yet.
+    fn is_accounted_for(&self, pod: &PodView, container: &ContainerView) -> bool {
+        let holder = HolderId::new(&pod.uid, &container.ask.name);
+        let has = |is: &dyn Fn(&Resource) -> bool| {
+            let may_be_its = |grant: &Grant| grant.holder_or_candidate().is_none_or(|known| *known == holder);
+            self.grants.values().any(|grant| is(&grant.resource) && may_be_its(grant))
+        };
+        let demand = container.ask.demand;
+        let is_legacy = |resource: &Resource| matches!(resource, Resource::Legacy(_));
+        (demand.legacy == 0 || has(&is_legacy))
+            && (demand.cores.0 == 0 || has(&|resource| !is_legacy(resource)))
+    }
+
+    /// The cards that an earlier process wrote to the pod; all cards where it wrote none.
+    fn annotated_cards(&self, pod: &PodView, container: &ContainerView) -> BTreeSet<CardIndex> {
+        let key = format!("{}{}", names::CARD_UUIDS_PREFIX, container.ask.name);
+        let uuids = pod.annotations.get(&key).into_iter().flat_map(|uuids| uuids.split(','));
+        let cards: Option<BTreeSet<CardIndex>> = uuids.map(|uuid| self.ledger.find(uuid)).collect();
+        cards.filter(|cards| !cards.is_empty()).unwrap_or_else(|| self.ledger.indexes().collect())
+    }
+
+    /// Whether every pod with processes is one that some source names; `None` where cgroups were not read.
+    pub(super) fn knows_all_cgroups(&self) -> Option<bool> {
+        let holds = |uid: &str| self.grants.values().any(|grant| grant.holder.pod_uid == uid);
+        self.pods.cgroups_at()?;
+        Some(self.pods.is_listed() && self.pods.unknown_cgroup(holds).is_none())
+    }
+}
