@@ -22,8 +22,8 @@ use gpu_migrate_plugin_bridge::isolation::NoIsolation;
 use gpu_migrate_plugin_bridge::metrics::Metrics;
 use gpu_migrate_plugin_bridge::node::{EarlierRecord, Node, Paths};
 use gpu_migrate_plugin_bridge::plugins::answer::AnswerStyle;
+use gpu_migrate_plugin_bridge::plugins::list_and_watch::Streams;
 use gpu_migrate_plugin_bridge::plugins::shared::{AllocateConfig, SharedPlugin};
-use tokio_util::sync::CancellationToken;
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -150,7 +150,7 @@ fn service(c: &mut Criterion) {
                     isolation: Arc::new(NoIsolation),
                     cdi: None,
                 };
-                SharedPlugin::new(node(), SharedResource::Cores, Arc::new(config), CancellationToken::new())
+                SharedPlugin::new(node(), SharedResource::Cores, Arc::new(config), Streams::default())
             },
             |plugin| {
                 let ask = ContainerAllocateRequest { devices_ids: core_ids(7, 5) };

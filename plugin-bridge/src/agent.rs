@@ -1,6 +1,8 @@
 //! Starts the agent's tasks in order, and stops them.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
-use crate::node::{EarlierRecord, Node, Paths};
+use crate::node::{EarlierRecord, Node, Paths, StateError};
 use crate::nvidia::{Announcement, Upstreams, run_registrar};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
@@ -32,6 +34,8 @@ use gpu_migrate_kubelet_api::directory::{DirectoryWatch, Stamp};
 
 /// Reconcile interval: ended holders are released at least this often.
 const TICK: Duration = Duration::from_secs(1);
+/// Time between two attempts to become the only agent of the node.
+const LOCK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long tasks may take to end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
@@ -44,9 +48,8 @@ pub enum AgentError {
     /// No API server is configured.
     #[error("an API server is needed without --pods-file: {0}")]
     Client(#[from] ConnectError),
-    /// Metrics and health cannot be served.
-    #[error("{0:#}")]
-    Admin(anyhow::Error),
+    #[error("{0}; the directory of the agent's state must be writable")]
+    Lock(StateError),
     #[error(transparent)]
     Ended(#[from] TaskEnded),
 }
@@ -56,6 +59,8 @@ pub enum AgentError {
 /// # Errors
 /// [`AgentError`].
 pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result<(), AgentError> {
+    let state_dir = state_dir(&args);
+    let Some(_lock) = only_agent(&state_dir, &stop).await.map_err(AgentError::Lock)? else { return Ok(()) };
     let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
     let (node, inventory) = open(&args, inventory);
     tracing::info!(
@@ -151,7 +156,10 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         }
     }
     let pages = pages(&node, &upstreams, static_status, drift, registrations);
-    admin::spawn(&mut tasks, &args.metrics_bind, pages).await.map_err(AgentError::Admin)?;
+    if let Err(error) = admin::spawn(&mut tasks, &args.metrics_bind, pages).await {
+        // Containers need the agent more than a scraper does.
+        tracing::error!(error = format!("{error:#}"), "probes and metrics are not served");
+    }
     tasks.run(SHUTDOWN).await?;
     if let Some(label) = label
         && label.agent_removed().await
@@ -166,14 +174,42 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     Ok(())
 }
 
+/// Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets there and leaves
+/// folders alone (devicemanager, CleanupPluginDirectory).
+fn state_dir(args: &Args) -> PathBuf {
+    args.state_dir.clone().unwrap_or_else(|| args.kubelet_dir.join("device-plugins/gpu-migrate"))
+}
+
+/// Waits until no other agent runs on this node: one whose pod was deleted with force outlives its successor's start, and two would take
+/// each other's sockets and records away. `None` where this one is to stop before.
+async fn only_agent(state: &Path, stop: &CancellationToken) -> Result<Option<File>, StateError> {
+    let path = state.join("lock");
+    let open = || {
+        std::fs::create_dir_all(state)?;
+        File::options().create(true).append(true).open(&path)
+    };
+    let lock = open().map_err(|source| StateError { path: path.clone(), source })?;
+    let mut waits = false;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(Some(lock)),
+            Err(TryLockError::Error(source)) => return Err(StateError { path, source }),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !std::mem::replace(&mut waits, true) {
+            tracing::warn!(lock = %path.display(), "another node agent runs on this node; waiting until it has ended");
+        }
+        if stop.run_until_cancelled(tokio::time::sleep(LOCK_INTERVAL)).await.is_none() {
+            return Ok(None);
+        }
+    }
+}
+
 /// The state of this node, from what earlier processes and the kubelet left on disk.
 fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
     let settings = Settings { numa_hints: args.numa_hints, ..Settings::default() };
-    let kubelet = args.kubelet_dir.clone();
-    // Below a folder that the agent mounts anyhow, so that it can remove its own. A kubelet that starts removes the sockets
-    // there and leaves folders alone (devicemanager, CleanupPluginDirectory).
-    let state_dir = args.state_dir.clone().unwrap_or_else(|| kubelet.join("device-plugins/gpu-migrate"));
-    let paths = Paths { kubelet, state: state_dir, cgroups: args.cgroup_dir.clone() };
+    let paths =
+        Paths { kubelet: args.kubelet_dir.clone(), state: state_dir(args), cgroups: args.cgroup_dir.clone() };
     let earlier = EarlierRecord::read(&paths);
     let resolved =
         card_map_file::resolve(&paths, &settings.dialect, &earlier.record.data.entries, &found.cards);
@@ -316,4 +352,25 @@ fn pages(
     let cards =
         async move || axum::Json(publish::status(&of_cards, &upstreams, &static_status, &drift.borrow()));
     admin::router(node.metrics.registry(), ready).route("/cards", axum::routing::get(cards))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_agent_waits_for_the_first_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let stop = CancellationToken::new();
+        let first = only_agent(&state, &stop).await.unwrap().unwrap();
+        let second = only_agent(&state, &stop);
+        tokio::pin!(second);
+        assert!(tokio::time::timeout(Duration::from_secs(60), &mut second).await.is_err());
+        drop(first);
+        assert!(second.await.unwrap().is_some());
+        let _held = only_agent(&state, &stop).await.unwrap();
+        stop.cancel();
+        assert!(only_agent(&state, &stop).await.unwrap().is_none(), "it is to stop");
+    }
 }

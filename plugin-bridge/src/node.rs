@@ -64,12 +64,12 @@ impl Paths {
     }
 }
 
-/// `nvidia_checkpoint` could not be written.
+/// A file of ours could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}")]
 pub struct StateError {
-    path: PathBuf,
-    source: std::io::Error,
+    pub path: PathBuf,
+    pub source: std::io::Error,
 }
 
 /// What an earlier process left in `nvidia_checkpoint`.
@@ -96,7 +96,8 @@ impl EarlierRecord {
                     tracing::warn!(path = %path.display(), %error, moved_to = %aside.display(), moved, "the agent's record is damaged");
                 }
             },
-            Err(error) if is_missing(&error) && !paths.state.is_dir() => return Self::default(),
+            // Each agent writes the card map at its first start.
+            Err(error) if is_missing(&error) && !paths.card_map().exists() => return Self::default(),
             Err(error) => tracing::warn!(path = %path.display(), %error, "the agent's record is lost"),
         }
         Self { record: Record::default(), lost: true }

@@ -63,7 +63,13 @@ pub async fn spawn(tasks: &mut Tasks, bind: &str, router: Router) -> anyhow::Res
         return Ok(None);
     }
     let address = bind.to_owned();
-    let listening = tasks.background().spawn(async move { TcpListener::bind(address).await });
+    let listening = tasks.background().spawn(async move {
+        match (TcpListener::bind(&address).await, address.strip_prefix("[::]:")) {
+            // A host without IPv6.
+            (Err(_), Some(port)) => TcpListener::bind(format!("0.0.0.0:{port}")).await,
+            (outcome, _) => outcome,
+        }
+    });
     let listener = listening.await?.with_context(|| format!("--metrics-bind {bind}"))?;
     let address = listener.local_addr()?;
     tracing::info!(%address, "serving probes and metrics");

@@ -147,6 +147,9 @@ pub struct CardStatus {
     /// What may be put on it next.
     #[serde(default)]
     pub state: CardState,
+    /// Why nothing new is put on it although it is healthy and not cordoned: its holders are not known for sure.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub closed_because: String,
     /// Cores that shares can still get.
     #[serde(default)]
     pub cores_left: Cores,
@@ -201,6 +204,7 @@ impl GPUShadowStatus {
                 card: view.card.as_ref().clone(),
                 health: ledger.health(view.index),
                 state: view.state,
+                closed_because: String::new(),
                 cores_left: if view.takes_shares() { view.cores_left } else { Cores::ZERO },
                 blocks_left: if view.takes_shares() { view.blocks_left } else { Blocks::ZERO },
                 holders: ledger

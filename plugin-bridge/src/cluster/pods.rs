@@ -109,7 +109,7 @@ impl PodLookup for ApiLookup {
 pub(crate) fn take_pending(node: &Node, pods: impl IntoIterator<Item = PodView>) {
     node.with(|state, now| {
         for pod in pods {
-            if state.pod(&pod.uid).is_none() {
+            if state.pod(&pod.uid).is_none() && !state.has_departed(&pod.uid) {
                 state.observe_pod(pod, now);
             }
         }

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::PodAnnotations;
-use crate::node::Node;
+use crate::node::{Node, NodeEvent};
 use crate::nvidia::Upstreams;
 
 /// Our name as a field manager.
@@ -44,9 +44,12 @@ pub fn status(
     static_status: &StaticStatus,
     drift: &[String],
 ) -> GPUShadowStatus {
-    let (mut status, deviations) = node.with(|state, _| {
-        let status = GPUShadowStatus::of(state.ledger(), &node.topology, |uid| state.pod_name(uid));
-        (status, state.legacy_deviations())
+    let (mut status, deviations, is_ready) = node.with(|state, _| {
+        let mut status = GPUShadowStatus::of(state.ledger(), &node.topology, |uid| state.pod_name(uid));
+        for (index, card) in status.cards.iter_mut().enumerate() {
+            card.closed_because = state.closed_because(index.into()).unwrap_or_default().to_owned();
+        }
+        (status, state.legacy_deviations(), state.is_ready())
     });
     for holder in status.cards.iter_mut().flat_map(|card| &mut card.holders) {
         let id = HolderId::new(&holder.uid, &holder.container);
@@ -59,7 +62,16 @@ pub fn status(
     let registered: Vec<&str> =
         resources.iter().filter(|(_, registered)| **registered).map(|(name, _)| name.as_str()).collect();
     status.conditions = vec![
-        condition("Ready", true, "Serving", "the node agent serves this node"),
+        condition(
+            "Ready",
+            is_ready,
+            if is_ready { "Serving" } else { "Starting" },
+            if is_ready {
+                "the node agent serves this node"
+            } else {
+                "what was allocated before the node agent started is not known yet, so nothing is allocated"
+            },
+        ),
         condition(
             "NvidiaPluginRegistered",
             !registered.is_empty(),
@@ -105,8 +117,17 @@ pub async fn run(
     drift: tokio::sync::watch::Receiver<Vec<String>>,
     stop: CancellationToken,
 ) {
-    let mut publisher =
-        Publisher { client, node, upstreams, static_status, drift, last: None, freed: 0, owner: None };
+    let mut publisher = Publisher {
+        client,
+        node,
+        upstreams,
+        static_status,
+        drift,
+        last: None,
+        is_published: false,
+        freed: 0,
+        owner: None,
+    };
     let mut changes = publisher.node.deferred_changes();
     loop {
         changes.borrow_and_update();
@@ -121,7 +142,7 @@ pub async fn run(
                 changed = changes.changed() => if changed.is_err() { return },
                 changed = publisher.drift.changed() => if changed.is_err() { return },
                 // Another client may have deleted or edited it.
-                () = tokio::time::sleep(Duration::from_secs(60)) => publisher.last = None,
+                () = tokio::time::sleep(Duration::from_secs(60)) => publisher.is_published = false,
                 () = stop.cancelled() => return,
             }
         }
@@ -139,6 +160,8 @@ struct Publisher {
     static_status: StaticStatus,
     drift: tokio::sync::watch::Receiver<Vec<String>>,
     last: Option<GPUShadowStatus>,
+    /// `last` is in the cluster, as far as known.
+    is_published: bool,
     freed: u64,
     owner: Option<serde_json::Value>,
 }
@@ -168,13 +191,13 @@ impl Publisher {
             &mut status.conditions,
             self.last.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default(),
         );
-        if self.last.as_ref() == Some(&status) {
+        if self.is_published && self.last.as_ref() == Some(&status) {
             return Ok(());
         }
         let api: Api<GPUShadow> = Api::all(self.client.clone());
         let params = PatchParams::apply(MANAGER).force();
         let name = self.static_status.node_name.clone();
-        if self.last.is_none() {
+        if !self.is_published {
             let owners: Vec<serde_json::Value> = self.owner().await?.into_iter().collect();
             let object = json!({
                 "apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow",
@@ -186,8 +209,24 @@ impl Publisher {
             "apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": name}, "status": status,
         });
         api.patch_status(&name, &params, &Patch::Apply(&object)).await?;
-        self.last = Some(status);
+        let before = self.last.replace(status);
+        self.is_published = true;
+        self.report_closed(before.as_ref());
         Ok(())
+    }
+
+    /// An Event for each card that was closed since.
+    fn report_closed(&self, before: Option<&GPUShadowStatus>) {
+        let cards = self.last.iter().flat_map(|status| &status.cards);
+        for (index, card) in cards.enumerate().filter(|(_, card)| !card.closed_because.is_empty()) {
+            let known = before.and_then(|before| before.cards.get(index));
+            if known.is_none_or(|known| known.closed_because != card.closed_because) {
+                self.node.record_event(NodeEvent::warning(
+                    "CardClosed",
+                    format!("card {index} ({}) takes nothing new: {}", card.card.uuid, card.closed_because),
+                ));
+            }
+        }
     }
 
     /// The Node owns its shadow: when it goes, the shadow goes.
@@ -231,5 +270,24 @@ fn keep_transition_times(conditions: &mut [Condition], before: &[Condition]) {
         let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
         condition.last_transition_time = same
             .map_or_else(|| Time(k8s_openapi::jiff::Timestamp::now()), |b| b.last_transition_time.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_keeps_its_transition_time_while_its_status_stays() {
+        let at = |second| Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap());
+        let before = [Condition { last_transition_time: at(7), ..condition("Ready", true, "Serving", "") }];
+        let mut now =
+            vec![condition("Ready", true, "Serving", "other words"), condition("Drift", true, "x", "")];
+        keep_transition_times(&mut now, &before);
+        assert_eq!(now[0].last_transition_time, at(7));
+        assert_ne!(now[1].last_transition_time, at(0), "a new one has the time of now");
+        let mut changed = vec![condition("Ready", false, "Starting", "")];
+        keep_transition_times(&mut changed, &before);
+        assert_ne!(changed[0].last_transition_time, at(7));
     }
 }

@@ -33,16 +33,26 @@ impl NodeState {
             };
             let cards: Vec<CardIndex> = self.cards_of(&grant.actual).into_iter().collect();
             let annotations = wanted.entry(&pod.uid).or_default();
+            let uuids: Vec<&str> =
+                cards.iter().filter_map(|card| Some(self.ledger.card(*card)?.uuid.as_str())).collect();
             match grant.resource {
                 Resource::Legacy(_) => {
                     annotations.insert(
                         format!("{}{}", names::LEGACY_CARDS_PREFIX, grant.holder.container),
                         write_cards(&cards),
                     );
+                    annotations.insert(
+                        format!("{}{}", names::CARD_UUIDS_PREFIX, grant.holder.container),
+                        uuids.join(","),
+                    );
                 }
                 Resource::Shared(SharedResource::Cores) => {
                     if let Some(container) = pod.container(&grant.holder.container) {
                         annotations.insert(card_key(&container.ask), write_cards(&cards));
+                        annotations.insert(
+                            format!("{}{}", names::CARD_UUIDS_PREFIX, grant.holder.container),
+                            uuids.join(","),
+                        );
                         annotations.insert(names::GPU_ASSIGNED.to_owned(), "true".to_owned());
                     }
                 }

@@ -173,6 +173,12 @@ impl NodeState {
         self.pods.get(uid)
     }
 
+    /// The pod was on this node, and is gone from the API.
+    #[must_use]
+    pub fn has_departed(&self, uid: &str) -> bool {
+        self.pods.has_departed(uid)
+    }
+
     pub fn pods(&self) -> impl Iterator<Item = &PodView> {
         self.pods.pods.values()
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::plugins::list_and_watch::Streams;
 use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use gpu_migrate_kubelet_api::deviceplugin::registration_client::RegistrationClient;
 use gpu_migrate_kubelet_api::deviceplugin::{DevicePluginOptions, KUBELET_SOCKET, RegisterRequest, VERSION};
@@ -58,8 +59,8 @@ pub struct RegistrationState {
     pub registered: bool,
 }
 
-/// Makes a fresh service for each registration; the token ends its streams.
-pub type MakeService<S> = Arc<dyn Fn(CancellationToken) -> S + Send + Sync>;
+/// Makes a fresh service for each registration.
+pub type MakeService<S> = Arc<dyn Fn(Streams) -> S + Send + Sync>;
 
 /// Serves and registers one resource until `stop`, whatever the kubelet does.
 pub async fn run<S: DevicePlugin>(
@@ -92,6 +93,7 @@ pub async fn run<S: DevicePlugin>(
                 tracing::warn!(resource = %spec.resource, %error, retry_in = ?back_off, "registration failed");
                 tokio::select! {
                     () = tokio::time::sleep(back_off) => {}
+                    () = another_kubelet(&mut directory, &kubelet, kubelet_stamp) => {}
                     () = stop.cancelled() => break,
                 }
                 back_off = (back_off * 2).min(BACK_OFF.1);
@@ -101,10 +103,17 @@ pub async fn run<S: DevicePlugin>(
     let _ = std::fs::remove_file(&own);
 }
 
+/// Waits until the kubelet's socket is another one.
+async fn another_kubelet(directory: &mut DirectoryWatch, kubelet: &Path, before: Stamp) {
+    while Stamp::of(kubelet).is_none_or(|now| now == before) {
+        directory.changed().await;
+    }
+}
+
 /// One served socket and its registration.
 struct Session {
     own: Stamp,
-    streams: CancellationToken,
+    streams: Streams,
     server: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
@@ -120,9 +129,9 @@ impl Session {
             path: own.to_path_buf(),
             source: std::io::Error::new(std::io::ErrorKind::NotFound, "the socket was deleted at once"),
         })?;
-        let streams = CancellationToken::new();
+        let streams = Streams::default();
         let service = DevicePluginServer::new(make(streams.clone()));
-        let server = socket::serve(listener, Routes::new(service), streams.clone());
+        let server = socket::serve(listener, Routes::new(service), streams.stop.clone());
         let session = Self { own: stamp, streams, server: tokio::spawn(server) };
         match register(spec, kubelet).await {
             Ok(()) => Ok(session),
@@ -150,6 +159,10 @@ impl Session {
             tokio::select! {
                 () = directory.changed() => {}
                 () = stop.cancelled() => break,
+                () = self.streams.lost.cancelled() => {
+                    tracing::warn!(socket = %own.display(), "the kubelet has ended the stream of this registration");
+                    break;
+                }
                 _ = &mut self.server => break,
             }
         }
@@ -160,7 +173,7 @@ impl Session {
 
     /// Ends all streams, then the server, and waits for both.
     async fn end(mut self) {
-        self.streams.cancel();
+        self.streams.stop.cancel();
         if !self.server.is_finished() && tokio::time::timeout(DRAIN, &mut self.server).await.is_err() {
             self.server.abort();
         }

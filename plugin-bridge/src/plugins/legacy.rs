@@ -8,9 +8,9 @@ use gpu_migrate_kubelet_api::deviceplugin::{
     ContainerPreferredAllocationRequest, DevicePluginOptions, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest,
 };
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::list_and_watch::Streams;
 use super::not_written;
 use super::service::{Plugin, Service, decide_twice};
 use crate::decide::{LegacyGrant, Resource};
@@ -34,12 +34,7 @@ pub struct Legacy {
 impl LegacyPlugin {
     /// Serves `resource` until `streams` is cancelled.
     #[must_use]
-    pub fn new(
-        node: Arc<Node>,
-        upstreams: Arc<Upstreams>,
-        resource: String,
-        streams: CancellationToken,
-    ) -> Self {
+    pub fn new(node: Arc<Node>, upstreams: Arc<Upstreams>, resource: String, streams: Streams) -> Self {
         Self { plugin: Legacy { node, upstreams, resource }, streams }
     }
 

@@ -17,10 +17,20 @@ use gpu_migrate_kubelet_api::deviceplugin::{HEALTHY, ListAndWatchResponse, ListW
 /// The stream type of `ListAndWatch`.
 pub(super) type ListStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
+/// The `ListAndWatch` streams of one registration.
+#[derive(Clone, Debug, Default)]
+pub struct Streams {
+    /// Ends them.
+    pub stop: CancellationToken,
+    /// The kubelet has ended one: it does not use this registration any more.
+    pub lost: CancellationToken,
+}
+
 /// Starts sending. Ends with the token, or when the kubelet hangs up.
-pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: CancellationToken) -> ListStream {
+pub(super) fn watch_list(node: Arc<Node>, resource: Resource, streams: Streams) -> ListStream {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
+        let Streams { stop, lost } = streams;
         let mut changes = node.deferred_changes();
         let mut last: Option<Listing> = None;
         loop {
@@ -33,14 +43,14 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, stop: Cancellation
                 let mut writer = ListWriter::default();
                 node.with(|state, _| state.for_each_device(&listing, |device| write(device, &mut writer)));
                 if sender.send(Ok(writer.finish())).await.is_err() {
-                    return;
+                    return lost.cancel();
                 }
                 last = Some(listing);
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(back.unwrap_or(Duration::MAX)) => {}
-                () = sender.closed() => return,
+                () = sender.closed() => return lost.cancel(),
                 () = stop.cancelled() => return,
             }
         }

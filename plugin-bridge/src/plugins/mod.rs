@@ -3,7 +3,7 @@
 pub mod answer;
 pub mod cdi;
 pub mod legacy;
-mod list_and_watch;
+pub mod list_and_watch;
 mod service;
 pub mod shared;
 

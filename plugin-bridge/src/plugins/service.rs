@@ -9,10 +9,9 @@ use gpu_migrate_kubelet_api::deviceplugin::{
     ContainerPreferredAllocationResponse, DevicePluginOptions, Empty, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::list_and_watch::{ListStream, watch_list};
+use super::list_and_watch::{ListStream, Streams, watch_list};
 use super::refused;
 use crate::decide::{AllocateError, Resource};
 use crate::node::Node;
@@ -42,8 +41,7 @@ pub trait Plugin: Send + Sync + 'static {
 /// A plugin, for one registration with the kubelet.
 pub struct Service<P> {
     pub(super) plugin: P,
-    /// Cancelled when the registration ends.
-    pub(super) streams: CancellationToken,
+    pub(super) streams: Streams,
 }
 
 /// Decides with what is known, and where that is refused once more after pod-resources has been listed: a holder may be gone

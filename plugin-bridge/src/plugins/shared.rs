@@ -11,11 +11,11 @@ use gpu_migrate_model::card::Card;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::{CardIndex, Cores};
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::answer::AnswerStyle;
 use super::cdi::CdiSpecs;
+use super::list_and_watch::Streams;
 use super::not_written;
 use super::service::{POD_RESOURCES, Plugin, Service, decide_twice};
 use crate::decide::{Resource, SharedGrant, StartRefusal};
@@ -58,7 +58,7 @@ impl SharedPlugin {
         node: Arc<Node>,
         resource: SharedResource,
         config: Arc<AllocateConfig>,
-        streams: CancellationToken,
+        streams: Streams,
     ) -> Self {
         Self { plugin: Shared { node, resource, config }, streams }
     }

@@ -76,6 +76,8 @@ spec:
           hostPath: {path: {{ $v.kubeletDir }}/device-plugins, type: Directory}
         - name: pod-resources
           hostPath: {path: {{ $v.kubeletDir }}/pod-resources, type: DirectoryOrCreate}
+        - name: cgroup
+          hostPath: {path: /sys/fs/cgroup, type: Directory}
         {{- range $folders }}
         - name: {{ .name }}
           hostPath: {path: {{ .path }}, type: DirectoryOrCreate}
@@ -86,6 +88,7 @@ spec:
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           args:
             - --kubelet-dir={{ $v.kubeletDir }}
+            - --cgroup-dir=/host/sys/fs/cgroup
             - --isolation={{ .isolation }}
             - --device-list-strategy={{ join "," $v.deviceListStrategy }}
             - --device-id-strategy={{ $v.deviceIdStrategy }}
@@ -126,6 +129,7 @@ spec:
           volumeMounts:
             - {name: device-plugins, mountPath: {{ $v.kubeletDir }}/device-plugins}
             - {name: pod-resources, mountPath: {{ $v.kubeletDir }}/pod-resources, readOnly: true}
+            - {name: cgroup, mountPath: /host/sys/fs/cgroup, readOnly: true}
             {{- range $folders }}
             - {name: {{ .name }}, mountPath: {{ .path }}}
             {{- end }}

@@ -77,6 +77,70 @@ fn a_pod_deleted_with_force_keeps_its_cards_while_it_ends() {
     run(&steps).unwrap();
 }
 
+/// With its own grace period where cgroups cannot be read (an odd number of steps), else for as long as its cgroup has processes.
+#[test]
+fn a_pod_deleted_with_force_keeps_its_card_for_as_long_as_it_takes_to_end() {
+    let steps = [
+        bind(whole(1)),
+        bind(whole(1)),
+        admit(),
+        admit(),
+        Step::DeliverEvents(9),
+        Step::ListPodResources,
+        Step::DeleteWithForce(5),
+        Step::DeliverEvents(9),
+        Step::PassTime(40_000),
+        Step::ListPodResources,
+        Step::PassTime(10),
+        Step::RestartAgent,
+        Step::Relist,
+        Step::ListPodResources,
+        Step::PassTime(10),
+    ];
+    run(&steps).unwrap();
+    let hanging =
+        [&steps[..6], &[Step::DeleteWithForce(3)], &steps[7..], &[Step::PassTime(100_000)]].concat();
+    run(&hanging).unwrap();
+}
+
+/// Found by running: a process that had not taken over the record of the one before wrote its own, empty one.
+#[test]
+fn a_record_survives_processes_that_never_became_ready() {
+    let steps = [
+        bind(share(25, 1)),
+        admit(),
+        Step::RemoveCheckpoint,
+        Step::RestartAgent,
+        Step::RestartAgent,
+        Step::RestartKubelet { noticed_late: false },
+        Step::DeliverList(3),
+        Step::ReadCheckpoint,
+    ];
+    run(&steps).unwrap();
+}
+
+/// The record is gone, and the kubelet's checkpoint too: the pods that run are all that is known.
+#[test]
+fn a_running_container_that_no_file_names_closes_cards() {
+    let steps = [
+        bind(whole(1)),
+        admit(),
+        Step::DeliverEvents(9),
+        Step::LoseRecord,
+        Step::RemoveCheckpoint,
+        Step::RestartKubelet { noticed_late: false },
+        Step::DeliverList(3),
+        Step::LoseRecord,
+        Step::RestartAgent,
+        Step::Relist,
+        Step::PassTime(40_000),
+        bind(share(25, 1)),
+        admit(),
+        Step::Start,
+    ];
+    run(&steps).unwrap();
+}
+
 #[test]
 fn a_core_without_its_memory_does_not_split_the_next_container() {
     let steps = [

@@ -16,7 +16,6 @@ use gpu_migrate_sim::nvidia::{self, NvidiaPlugin};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
 use super::nvidia::{Inventory, Socket};
@@ -31,6 +30,7 @@ use crate::nvidia::Upstreams;
 use crate::platform::{Cgroups, Clock, Disk, Platform, PodResources, replace};
 use crate::plugins::answer::AnswerStyle;
 use crate::plugins::legacy::LegacyPlugin;
+use crate::plugins::list_and_watch::Streams;
 use crate::plugins::shared::{AllocateConfig, SharedPlugin};
 use gpu_migrate_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use gpu_migrate_kubelet_api::deviceplugin::{
@@ -92,10 +92,9 @@ impl Services {
             isolation: Arc::new(NoIsolation),
             cdi: None,
         });
-        let shared =
-            |resource| SharedPlugin::new(node.clone(), resource, config.clone(), CancellationToken::new());
+        let shared = |resource| SharedPlugin::new(node.clone(), resource, config.clone(), Streams::default());
         let (cores, memory) = (shared(SharedResource::Cores), shared(SharedResource::Memory));
-        let legacy = LegacyPlugin::new(node.clone(), upstreams.clone(), GPU.into(), CancellationToken::new());
+        let legacy = LegacyPlugin::new(node.clone(), upstreams.clone(), GPU.into(), Streams::default());
         let lists = BTreeMap::new();
         let spreading = node.clone();
         runtime.spawn(async move { spreading.forward_changes().await });
@@ -232,7 +231,10 @@ impl Agent for Services {
     }
 
     fn lose_record(&mut self) {
-        let _ = std::fs::remove_file(self.process().node.paths.record());
+        let paths = &self.process().node.paths;
+        let _ = std::fs::remove_file(paths.record());
+        // That there was an agent before.
+        std::fs::write(paths.card_map(), "").unwrap();
     }
 
     fn set_healthy(&mut self, card: usize, healthy: bool) {
