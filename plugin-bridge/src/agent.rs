@@ -90,6 +90,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()),
     );
     tasks.spawn_background("record writer", keep_record(node.clone(), stop.clone()));
+    tasks.spawn_background("cgroup reader", follow_cgroups(node.clone(), stop.clone()));
     tasks.spawn("kubelet checkpoint reader", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
     let (drift_sender, drift) = watch::channel(Vec::new());
     tasks.spawn_background(
@@ -225,6 +226,7 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
     }
     state.close_cards(resolved.closed);
     let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
+    node.read_cgroups();
     (node, inventory)
 }
 
@@ -317,10 +319,7 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
         }
         tokio::select! {
             () = directory.changed() => {}
-            () = tokio::time::sleep(TICK) => {
-                node.read_cgroups();
-                node.with(NodeState::reconcile);
-            }
+            () = tokio::time::sleep(TICK) => node.with(NodeState::reconcile),
             () = stop.cancelled() => return,
         }
     }
@@ -328,6 +327,15 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
 
 async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
     tokio::select! { () = node.forward_changes() => {}, () = stop.cancelled() => {} }
+}
+
+/// Reads cgroups while a pod's end is waited for.
+async fn follow_cgroups(node: Arc<Node>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(TICK)).await.is_some() {
+        if node.with(|state, _| state.needs_cgroups()) {
+            node.read_cgroups();
+        }
+    }
 }
 
 async fn keep_record(node: Arc<Node>, stop: CancellationToken) {

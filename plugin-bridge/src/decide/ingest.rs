@@ -58,6 +58,7 @@ impl NodeState {
     fn ingest(&mut self, checkpoint: &Checkpoint<'_>, first_time: bool, now: Millis) {
         let mut seen = BTreeSet::new();
         let mut named = BTreeSet::new();
+        self.elsewhere = self.holders_elsewhere(checkpoint);
         for (resource, keys, holder, answer) in self.rows_of_interest(checkpoint) {
             if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
                 seen.insert(id);
@@ -174,6 +175,16 @@ impl NodeState {
         let mut rows: Vec<_> = checkpoint.entries.iter().filter_map(of_entry).collect();
         rows.sort_by_key(|(_, _, holder, _)| self.container_kind(holder) != Some(ContainerKind::Init));
         rows
+    }
+
+    /// Containers that have whole cards which this node does not have.
+    fn holders_elsewhere(&self, checkpoint: &Checkpoint<'_>) -> BTreeSet<HolderId> {
+        let is_elsewhere = |entry: &&Entry<'_>| {
+            *entry.resource == *self.settings.dialect.legacy
+                && self.keys(&self.resource(&entry.resource), entry.ids.iter().map(|id| &**id)).is_none()
+        };
+        let entries = checkpoint.entries.iter().filter(is_elsewhere);
+        entries.map(|entry| HolderId::new(&*entry.pod_uid, &*entry.container)).collect()
     }
 
     /// The answer to Allocate, which the kubelet keeps, names the cards that the container was given, whatever it had requested and

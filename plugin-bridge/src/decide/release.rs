@@ -19,6 +19,12 @@ impl NodeState {
         self.grants.values().any(unnamed) || self.grants.values().any(gone_since_list)
     }
 
+    /// Whether cgroups that are read now could free something.
+    #[must_use]
+    pub fn needs_cgroups(&self) -> bool {
+        !self.is_ready() || self.grants.values().any(|grant| grant.gone_since.is_some())
+    }
+
     /// Time has passed: releases what two sources call gone.
     pub fn reconcile(&mut self, now: Millis) {
         self.clock = now;

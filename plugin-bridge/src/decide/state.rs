@@ -73,6 +73,8 @@ pub struct NodeState {
     closed: BTreeMap<CardIndex, String>,
     /// The same while a container is there that no grant accounts for.
     pub(super) unaccounted: BTreeMap<CardIndex, String>,
+    /// Containers whose devices of NVIDIA's plugin are on no card of this node (any more).
+    pub(super) elsewhere: BTreeSet<HolderId>,
     /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
@@ -105,6 +107,7 @@ impl NodeState {
             mig_devices: BTreeMap::new(),
             processes: BTreeMap::new(),
             closed: BTreeMap::new(),
+            elsewhere: BTreeSet::new(),
             unaccounted: BTreeMap::new(),
             cordoned: BTreeSet::new(),
             restored: Vec::new(),

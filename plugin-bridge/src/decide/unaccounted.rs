@@ -58,7 +58,7 @@ impl NodeState {
         };
         let demand = container.ask.demand;
         let is_legacy = |resource: &Resource| matches!(resource, Resource::Legacy(_));
-        (demand.legacy == 0 || has(&is_legacy))
+        (demand.legacy == 0 || self.elsewhere.contains(&holder) || has(&is_legacy))
             && (demand.cores.0 == 0 || has(&|resource| !is_legacy(resource)))
     }
 
@@ -75,5 +75,81 @@ impl NodeState {
         let holds = |uid: &str| self.grants.values().any(|grant| grant.holder.pod_uid == uid);
         self.pods.cgroups_at()?;
         Some(self.pods.is_listed() && self.pods.unknown_cgroup(holds).is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+    use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
+    use gpu_migrate_model::card::Card;
+    use gpu_migrate_model::topology::Topology;
+
+    use super::*;
+    use crate::decide::{PodPhase, Settings};
+
+    fn of_two_cards(checkpoint: &str) -> NodeState {
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
+        state.ingest_checkpoint(&Checkpoint::parse(checkpoint.as_bytes()).unwrap(), 1);
+        state
+    }
+
+    fn running(annotations: &[(&str, &str)]) -> PodView {
+        let demand = Demand { legacy: 1, ..Demand::NONE };
+        let ask = ContainerAsk { name: "c".into(), kind: ContainerKind::App, position: 0, demand };
+        PodView {
+            uid: "p".into(),
+            phase: PodPhase::Running,
+            started: true,
+            running: true,
+            containers: vec![ContainerView { ask, reserved: Vec::new() }],
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            ..PodView::default()
+        }
+    }
+
+    fn closed(state: &NodeState) -> Vec<usize> {
+        let closed = state.unaccounted.keys().map(|card| card.position());
+        assert!(closed.clone().all(|card| state.closed_because(card.into()).is_some()));
+        closed.collect()
+    }
+
+    #[test]
+    fn a_container_that_no_source_names_closes_the_cards_that_it_may_use() {
+        let mut state = of_two_cards(r#"{"Data":{"PodDeviceEntries":null}}"#);
+        state.observe_pods(vec![PodView { started: false, running: false, ..running(&[]) }], 2);
+        assert!(closed(&state).is_empty(), "it is not admitted yet");
+        state.observe_pod(running(&[]), 3);
+        assert_eq!(closed(&state), [0, 1]);
+        state.observe_pod(running(&[("gpu-migrate.io/card-uuids-c", "GPU-1")]), 4);
+        assert_eq!(closed(&state), [1], "an earlier process wrote which it has");
+        state.observe_pods(Vec::new(), 5);
+        assert!(closed(&state).is_empty());
+    }
+
+    #[test]
+    fn a_container_whose_card_is_not_here_any_more_closes_nothing() {
+        let row = |uuid| {
+            format!(
+                r#"{{"Data":{{"PodDeviceEntries":[{{"PodUID":"p","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":["{uuid}"],"AllocResp":""}}]}}}}"#
+            )
+        };
+        for uuid in ["GPU-0", "GPU-7"] {
+            let mut state = of_two_cards(&row(uuid));
+            state.observe_pods(vec![running(&[])], 2);
+            assert!(closed(&state).is_empty(), "{uuid}");
+        }
+    }
+
+    #[test]
+    fn a_process_without_a_holder_closes_its_card() {
+        let mut state = of_two_cards(r#"{"Data":{"PodDeviceEntries":null}}"#);
+        state.observe_processes(CardIndex(1), [7]);
+        state.reconcile(2);
+        assert_eq!(closed(&state), [1]);
+        state.observe_processes(CardIndex(1), []);
+        state.reconcile(3);
+        assert!(closed(&state).is_empty());
     }
 }
