@@ -109,6 +109,7 @@ impl Agent for Decisions {
             record: Some(Record::default()),
             healthy,
         };
+        agent.read_cgroups();
         agent.nvidia_returns();
         agent
     }
@@ -122,6 +123,7 @@ impl Agent for Decisions {
         }
         self.now += 1;
         self.read_checkpoint();
+        self.read_cgroups();
         self.nvidia_returns();
     }
 

@@ -86,6 +86,7 @@ impl Services {
         let state = fresh(self.mutant, &self.healthy.lock());
         let node = Node::start_in(platform, paths, earlier, state, topology(), Metrics::default());
         node.lookup.set(Box::new(ApiServer(self.surroundings.api.clone()))).unwrap();
+        node.read_cgroups();
         let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.healthy.clone(), clock)));
         let config = Arc::new(AllocateConfig {
             style: AnswerStyle::default(),
