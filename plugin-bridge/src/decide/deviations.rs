@@ -121,13 +121,14 @@ impl NodeState {
             let resource = self.resource(&row.resource);
             let requested = self.keys(&resource, row.kubelet.iter().map(String::as_str));
             let actual = self.keys(&resource, row.actual_ids());
-            let (Some(requested), Some(mut actual)) = (requested, actual) else { continue };
+            let (Some(mut requested), Some(mut actual)) = (requested, actual) else { continue };
             if requested == actual {
-                // The kubelet's checkpoint has them for another container: this one had ended.
+                // What the kubelet's checkpoint has for another container, this one had no more.
                 actual.retain(|key| !self.owner.contains_key(key));
                 if actual.is_empty() {
                     continue;
                 }
+                requested.clone_from(&actual);
             }
             let mut grant = Grant::new(resource, requested, actual, now);
             grant.absent_since = Some(now);

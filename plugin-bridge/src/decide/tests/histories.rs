@@ -103,6 +103,22 @@ fn a_pod_deleted_with_force_keeps_its_card_for_as_long_as_it_takes_to_end() {
     run(&hanging).unwrap();
 }
 
+/// What is left of a grant whose other devices have another owner now is no answer to a request for all of them.
+#[test]
+fn a_part_of_an_unclaimed_allocation_is_not_allocated_for_the_whole() {
+    let (init, app) = (ContainerKind::Init, ContainerKind::App);
+    let steps = [
+        bind(whole(2)),
+        admit().failing(Fault::AgentDiesAtWrite(6), 0).shuffled(575_289_179_802_773),
+        bind_all(&[(init, whole(2)), (app, whole(1))]),
+        admit().failing(Fault::AgentDies, 1).shuffled(157_694_456_323_956_315),
+        Step::DeliverEvents(1),
+        bind_all(&[(init, whole(1)), (app, whole(2))]),
+        admit().shuffled(16_247_168_676_139_755_004),
+    ];
+    run(&steps).unwrap();
+}
+
 /// Found by running: a process that had not taken over the record of the one before wrote its own, empty one.
 #[test]
 fn a_record_survives_processes_that_never_became_ready() {
