@@ -272,7 +272,7 @@ impl Node {
         let mut read = self.read.lock();
         let stamp = Stamp::of(&path);
         let Some(stamp) = stamp else {
-            return self.with(|state, _| state.observe_missing_checkpoint());
+            return self.with(NodeState::observe_missing_checkpoint);
         };
         if read.is_some_and(|read| read.stamp == stamp && !read.reread) {
             return;

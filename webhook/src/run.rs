@@ -32,8 +32,6 @@ use crate::source::file::FileSource;
 
 /// Lease under which one replica writes.
 const LEASE: &str = "gpu-migrate-webhook";
-/// Nothing urgent is written: a longer time than for an operator, and fewer renewals.
-const LEASE_DURATION: Duration = Duration::from_secs(60);
 /// How long tasks may take to end beside the drain of connections.
 const TASKS_END: Duration = Duration::from_secs(1);
 
@@ -122,7 +120,7 @@ fn elect(
 ) -> watch::Receiver<bool> {
     let (leading, seen) = watch::channel(false);
     if let Some(client) = client {
-        let candidate = Candidate::new(client, namespace, LEASE, identity).with_duration(LEASE_DURATION);
+        let candidate = Candidate::new(client, namespace, LEASE, identity);
         tasks.spawn("leader election", leader::hold(candidate, tasks.stop(), leading));
     }
     seen

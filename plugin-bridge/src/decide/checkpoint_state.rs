@@ -17,14 +17,14 @@ use super::grants::GrantId;
 /// ```
 ///
 /// From each state on the left, a pod-resources list leads to `Ready` too once the node is settled. A pod that was deleted with force
-/// is in no source, and its containers may still run. The node is settled when cgroups show no such pod; where they cannot be read,
-/// `grace` after the first source.
+/// is in no source, and its containers may still run. The node is settled when the API has listed its pods and cgroups show no other;
+/// where cgroups cannot be read, `grace` after the first source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
     Pending {
         file: FileState,
-        /// The file was looked for, and there is none.
-        missing: bool,
+        /// The file was looked for, and there was none, first at this time.
+        missing_since: Option<Millis>,
         /// When the first source was read that says what was allocated before.
         first_source: Option<Millis>,
     },
@@ -57,7 +57,7 @@ pub(super) struct CheckpointState {
 impl CheckpointState {
     pub(super) const fn new(grace: Millis) -> Self {
         Self {
-            startup: Startup::Pending { file: FileState::NotRead, missing: false, first_source: None },
+            startup: Startup::Pending { file: FileState::NotRead, missing_since: None, first_source: None },
             grace,
             unreadable: false,
             lost_at: None,
@@ -88,10 +88,15 @@ impl CheckpointState {
         self.restarted_at.take()
     }
 
-    pub(super) fn found_missing(&mut self) {
-        if let Startup::Pending { missing, .. } = &mut self.startup {
-            *missing = true;
+    pub(super) fn found_missing(&mut self, now: Millis) {
+        if let Startup::Pending { missing_since, .. } = &mut self.startup {
+            missing_since.get_or_insert(now);
         }
+    }
+
+    /// What was allocated before is not known, and a source that said so is lost.
+    pub(super) const fn is_lost(&self) -> bool {
+        matches!(self.startup, Startup::Pending { file: FileState::Lost | FileState::ReadAfterLoss, .. })
     }
 
     pub(super) fn found_unreadable(&mut self, now: Millis) {
@@ -129,12 +134,13 @@ impl CheckpointState {
 
     /// Time has passed. Whether that made this ready.
     pub(super) fn tick(&mut self, now: Millis, settled: Option<bool>) -> bool {
-        let Startup::Pending { file, missing, .. } = self.startup else { return false };
+        let Startup::Pending { file, missing_since, .. } = self.startup else { return false };
         if file == FileState::ReadAfterLoss && self.source_read(now, settled) {
             return true;
         }
         // Neither a file nor a source that answers: a kubelet that never allocated anything.
-        self.ready_if(missing && settled != Some(false) && now >= self.grace)
+        let is_quiet = missing_since.is_some_and(|since| now.saturating_sub(since) >= self.grace);
+        self.ready_if(is_quiet && settled != Some(false))
     }
 
     fn ready_if(&mut self, known: bool) -> bool {
@@ -189,10 +195,10 @@ mod tests {
     #[test]
     fn without_a_file_the_grace_period_or_a_later_list_decides() {
         let mut state = new();
-        state.found_missing();
-        assert!(!state.tick(29, None));
-        assert!(!state.tick(30, Some(false)));
-        assert!(state.tick(30, None));
+        state.found_missing(5);
+        assert!(!state.tick(34, None));
+        assert!(!state.tick(35, Some(false)));
+        assert!(state.tick(35, None));
         let mut state = new();
         assert!(!state.source_read(5, None) && !state.tick(100, None));
         assert!(state.source_read(35, None));

@@ -146,3 +146,51 @@ impl NodeState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+    use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
+    use gpu_migrate_model::card::{Card, CardState};
+    use gpu_migrate_model::names;
+    use gpu_migrate_model::topology::Topology;
+    use gpu_migrate_model::units::CardIndex;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::decide::Settings;
+
+    fn state_after(resource: &str, id: &str, answer: &ContainerAllocateResponse) -> NodeState {
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
+        let answer = base64::engine::general_purpose::STANDARD.encode(answer.encode_to_vec());
+        let text = format!(
+            r#"{{"Data":{{"PodDeviceEntries":[{{"PodUID":"p","ContainerName":"c","ResourceName":"{resource}","DeviceIDs":["{id}"],"AllocResp":"{answer}"}}]}}}}"#
+        );
+        state.ingest_checkpoint(&Checkpoint::parse(text.as_bytes()).unwrap(), 1);
+        state
+    }
+
+    fn states(state: &NodeState) -> [CardState; 2] {
+        [0, 1].map(|card| state.ledger().state(CardIndex(card)))
+    }
+
+    /// Without our own record: it was lost, or the agent was taken off the node and put back.
+    #[test]
+    fn the_answer_that_the_kubelet_keeps_says_which_card_a_container_has() {
+        let mut whole = ContainerAllocateResponse::default();
+        whole.envs.insert(names::NVIDIA_VISIBLE_DEVICES.into(), "GPU-1".into());
+        let state = state_after("nvidia.com/gpu", "GPU-0", &whole);
+        assert_eq!(states(&state), [CardState::Free, CardState::Legacy]);
+        assert_eq!(state.deviations().len(), 1, "and the next process knows it again");
+
+        let mut share = ContainerAllocateResponse::default();
+        share.annotations.insert(names::CARD_UUIDS.into(), "GPU-1".into());
+        let state = state_after("tencent.com/vcuda-core", "tencent.com/vcuda-core-7", &share);
+        assert_eq!(states(&state), [CardState::Free, CardState::Shared]);
+
+        let state = state_after("nvidia.com/gpu", "GPU-0", &ContainerAllocateResponse::default());
+        assert_eq!(states(&state), [CardState::Legacy, CardState::Free], "an answer may name no card");
+    }
+}

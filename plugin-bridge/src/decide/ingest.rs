@@ -102,8 +102,8 @@ impl NodeState {
     }
 
     /// There is no checkpoint: a new node, or the file was deleted.
-    pub fn observe_missing_checkpoint(&mut self) {
-        self.checkpoint.found_missing();
+    pub fn observe_missing_checkpoint(&mut self, now: Millis) {
+        self.checkpoint.found_missing(now);
     }
 
     /// The pod-resources list that was requested at `asked`.

@@ -70,8 +70,12 @@ impl NodeState {
         cards.filter(|cards| !cards.is_empty()).unwrap_or_else(|| self.ledger.indexes().collect())
     }
 
-    /// Whether every pod with processes is one that some source names; `None` where cgroups were not read.
+    /// Whether every pod with processes is one that some source names; `None` where cgroups were not read. After a loss the API's pods
+    /// have to be known: what runs and has no grant closes cards.
     pub(super) fn knows_all_cgroups(&self) -> Option<bool> {
+        if self.checkpoint.is_lost() && !self.pods.is_listed() {
+            return Some(false);
+        }
         let holds = |uid: &str| self.grants.values().any(|grant| grant.holder.pod_uid == uid);
         self.pods.cgroups_at()?;
         Some(self.pods.is_listed() && self.pods.unknown_cgroup(holds).is_none())

@@ -32,7 +32,7 @@ impl Decisions {
         let kubelet = self.surroundings.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
         match Checkpoint::parse(kubelet.checkpoint()) {
-            _ if kubelet.is_missing() => state.observe_missing_checkpoint(),
+            _ if kubelet.is_missing() => state.observe_missing_checkpoint(now),
             Ok(_) if kubelet.is_truncated() => panic!("half a checkpoint was read as a whole one"),
             Ok(checkpoint) if self.read == version => state.ingest_unchanged_checkpoint(&checkpoint, now),
             Ok(checkpoint) => {

@@ -140,6 +140,10 @@ impl<A: Agent> World<A> {
     /// cannot be killed, and take longer than that; only cgroups show it.
     pub(super) fn delete_with_force(&mut self, which: usize) {
         let Some(uid) = self.pick_running(which) else { return };
+        if self.cgroups.lock().is_none() {
+            // The grace period of a pod that was never seen is not known; then its cgroup alone says when it has ended.
+            self.deliver_events(usize::MAX);
+        }
         // Not within the milliseconds that the agent needs to read and write what the kubelet has written.
         self.agent.read_checkpoint();
         self.agent.tick();
