@@ -384,7 +384,10 @@ impl Node {
     }
 
     fn replace_record(&self) -> Result<(), StateError> {
-        let wanted = self.with(|state, _| state.record());
+        // Before that nothing is allocated; and while a record is lost, one that is there would hide it from the next process.
+        let Some(wanted) = self.with(|state, _| state.is_ready().then(|| state.record())) else {
+            return Ok(());
+        };
         if self.written.lock().as_ref().is_some_and(|written| written.record == wanted) {
             return Ok(());
         }

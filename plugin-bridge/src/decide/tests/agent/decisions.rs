@@ -74,7 +74,10 @@ impl Decisions {
     }
 
     fn write(&mut self) {
-        self.record = Some(self.state.get_mut().record());
+        let state = self.state.get_mut();
+        if state.is_ready() {
+            self.record = Some(state.record());
+        }
     }
 
     fn write_deviations(&mut self) {
