@@ -26,13 +26,17 @@ const WORK_SOURCE: &str = include_str!("../work/main.go");
 const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
 
 /// What has to be installed, and the Debian package that brings it.
-const PACKAGES: [(&str, &str); 8] = [
+const PACKAGES: [(&str, &str); 12] = [
     ("etcd", "etcd-server"),
     ("containerd", "containerd"),
     ("containerd-shim-runc-v2", "containerd"),
     ("ctr", "containerd"),
     ("runc", "runc"),
     ("setpriv", "util-linux"),
+    ("ptp", "containernetworking-plugins"),
+    ("ip", "iproute2"),
+    ("strip", "binutils"),
+    ("dpkg-deb", "dpkg"),
     ("cc", "gcc"),
     ("go", "golang (1.26 or newer: Kubernetes asks for it)"),
 ];
@@ -49,6 +53,9 @@ pub struct Binaries {
     /// kubectl, for the commands of the documents.
     pub kubectl: PathBuf,
     pub kubelet: PathBuf,
+    pub runc: PathBuf,
+    /// CNI's own plugins: loopback, ptp, host-local.
+    pub cni: [PathBuf; 3],
     pub nvidia_plugin: PathBuf,
     /// The folder with the stand-in `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
@@ -86,6 +93,8 @@ impl Binaries {
             etcd: installed("etcd")?,
             containerd: installed("containerd")?,
             ctr: installed("ctr")?,
+            runc: installed("runc")?,
+            cni: [installed("loopback")?, installed("ptp")?, installed("host-local")?],
             kubectl: kubectl()?,
             kubelet: kubernetes("kubelet")?,
             apiserver: kubernetes("kube-apiserver")?,
@@ -227,7 +236,8 @@ fn cached(group: &str, name: &str, build: impl FnOnce(&Path) -> Result<String>) 
     Ok(target)
 }
 
-fn cache() -> Result<PathBuf> {
+/// Where what was built or downloaded is kept.
+pub fn cache() -> Result<PathBuf> {
     if let Some(folder) = env::var_os("GPU_MIGRATE_CACHE") {
         return Ok(folder.into());
     }
@@ -245,8 +255,8 @@ fn installed(name: &str) -> Result<PathBuf> {
 fn find(name: &str) -> Option<PathBuf> {
     let assets = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
-    // A cron-like PATH lacks the sbin folders, where Debian puts runc.
-    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    // A cron-like PATH lacks the sbin folders, where Debian puts runc; CNI plugins are never on it.
+    let extra = ["/usr/sbin", "/sbin", "/usr/lib/cni", "/opt/cni/bin"].map(PathBuf::from);
     assets
         .into_iter()
         .chain(env::split_paths(&path))

@@ -115,23 +115,9 @@ impl Cluster {
 
     async fn start_node(&mut self) -> Result<()> {
         self.add(self.setup.containerd()?)?;
-        let (ctr, socket) = (self.setup.binaries.ctr.clone(), self.setup.layout.containerd_socket());
-        self.until("containerd to answer", TIMEOUT, || async {
-            output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
-        })
-        .await?;
+        self.containerd_answers().await?;
         for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
-            let tar = self
-                .setup
-                .layout
-                .write("image.tar", image::tarball(&self.setup.binaries.work, name, verb)?)?;
-            output(
-                Command::new(&ctr)
-                    .arg("--address")
-                    .arg(&socket)
-                    .args(["--namespace", "k8s.io", "images", "import"])
-                    .arg(tar),
-            )?;
+            self.import_image(&image::tarball(&self.setup.binaries.work, name, verb)?)?;
         }
         self.add(self.setup.kubelet()?)?;
         let nodes: Api<Node> = Api::all(self.client.clone());
@@ -147,6 +133,27 @@ impl Cluster {
             Ok(Seen::Done(accounts.get("default").await.map(drop)?))
         })
         .await
+    }
+
+    pub(crate) async fn containerd_answers(&mut self) -> Result<()> {
+        let (ctr, socket) = (self.setup.binaries.ctr.clone(), self.setup.layout.containerd_socket());
+        self.until("containerd to answer", TIMEOUT, || async {
+            output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
+        })
+        .await
+    }
+
+    /// Gives the node an image, from the tar of its OCI layout.
+    pub fn import_image(&self, tar: &[u8]) -> Result<()> {
+        let tar = self.setup.layout.write("image.tar", tar)?;
+        output(
+            Command::new(&self.setup.binaries.ctr)
+                .arg("--address")
+                .arg(self.setup.layout.containerd_socket())
+                .args(["--namespace", "k8s.io", "images", "import"])
+                .arg(tar),
+        )
+        .map(drop)
     }
 
     /// Starts a component and keeps it; [`Cluster::remove`] takes it out again.

@@ -1,6 +1,9 @@
 //! How each Kubernetes component is started: flags and configuration files, and why they are what they are.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Result;
 use gpu_migrate_model::names::{Dialect, SCHEDULER};
@@ -17,6 +20,9 @@ use crate::{
 
 /// The node that has a kubelet; the runbook calls it so.
 pub const NODE: &str = "gpu-01";
+
+/// The cluster IP of the Service `kubernetes`: the first of `service-cluster-ip-range`.
+pub const API_SERVICE: &str = "10.88.0.1";
 
 /// How long the scheduler waits for the extender. Gangs are held below it.
 pub const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,7 +57,7 @@ impl Setup {
 
     /// kube-apiserver on loopback. Without a reconciler it does not try to publish its address, which must not be loopback.
     pub fn apiserver(&self) -> Result<ProcessSpec> {
-        let serving = self.pki.server("apiserver", &["kubernetes", "kubernetes.default.svc"])?;
+        let serving = self.pki.server("apiserver", &["kubernetes", "kubernetes.default.svc", API_SERVICE])?;
         Ok(ProcessSpec::new("kube-apiserver", &self.binaries.apiserver)
             .flag("etcd-servers", format!("http://127.0.0.1:{}", self.ports.etcd))
             .flag("bind-address", "127.0.0.1")
@@ -59,6 +65,8 @@ impl Setup {
             .flag("secure-port", self.ports.apiserver.to_string())
             .flag("endpoint-reconciler-type", "none")
             .flag("service-cluster-ip-range", "10.88.0.0/24")
+            // Webhooks are called at a pod's address: no kube-proxy is needed for their Service.
+            .flag("enable-aggregator-routing", "true")
             .flag("client-ca-file", self.pki.ca())
             .flag("tls-cert-file", serving.cert)
             .flag("tls-private-key-file", serving.key)
@@ -138,7 +146,8 @@ impl Setup {
     }
 
     /// containerd with everything under the state folder. `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc cannot
-    /// lower the score of a sandbox and fails with "can't get final child's PID from pipe".
+    /// lower the score of a sandbox and fails with "can't get final child's PID from pipe". `netns_mounts_under_state_dir`: what a
+    /// crashed run leaves is unmounted with the state folder.
     pub fn containerd(&self) -> Result<ProcessSpec> {
         let cni = self.layout.file("cni");
         let config = format!(
@@ -151,6 +160,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = {PAUSE_IMAGE:?}
   restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
   enable_selinux = false
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".cni]
@@ -162,22 +172,41 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+        BinaryName = {nvidia:?}
+        SystemdCgroup = false
 "#,
             root = self.layout.file("containerd"),
             state = self.layout.file("containerd-run"),
             socket = self.layout.containerd_socket(),
             bin = cni.join("bin"),
             conf = cni.join("conf"),
+            nvidia = self.link("nvidia-container-runtime", &self.binaries.work)?,
         );
         let path = self.layout.write("containerd.toml", config)?;
         let network = json!({"cniVersion": "0.4.0", "name": "it", "plugins": [{"type": "gpu-migrate-cni"}]});
         self.layout.write("cni/conf/10-it.conflist", network.to_string())?;
-        for name in ["gpu-migrate-cni", "loopback"] {
-            let link = self.layout.write(&format!("cni/bin/{name}"), "")?;
-            std::fs::remove_file(&link)?;
-            std::os::unix::fs::symlink(&self.binaries.work, &link)?;
+        self.link("cni/bin/gpu-migrate-cni", &self.binaries.work)?;
+        for plugin in &self.binaries.cni {
+            let name = plugin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            self.link(&format!("cni/bin/{name}"), plugin)?;
         }
-        Ok(ProcessSpec::new("containerd", &self.binaries.containerd).arg("--config").arg(path))
+        Ok(ProcessSpec::new("containerd", &self.binaries.containerd)
+            .arg("--config")
+            .arg(path)
+            // For the stand-in of NVIDIA's runtime.
+            .env("RUNC", &self.binaries.runc)
+            .env("NVML_STAND_IN", self.binaries.nvml.join("libnvidia-ml.so.1")))
+    }
+
+    /// A program under another name in the state folder.
+    fn link(&self, name: &str, program: &Path) -> Result<PathBuf> {
+        let link = self.layout.write(name, "")?;
+        std::fs::remove_file(&link)?;
+        std::os::unix::fs::symlink(program, &link)?;
+        Ok(link)
     }
 
     /// The kubelet. Its root is where device plugins look for it, so it cannot be moved.

@@ -16,14 +16,15 @@
 //! - [`Cluster::kill`], [`Cluster::start_component`], [`Cluster::restart`] for failures.
 //!
 //! A scenario of the stage `Bare` installs gpu-migrate itself, as its owner would: [`runbook`] runs the commands of the
-//! documents, and [`pod_programs`] runs each program next to its pod. [`snapshot`] compares two moments, and [`audit`] lists the
+//! documents, and [`pod_programs`] runs each program next to its pod, so that a scenario can kill or freeze it; one scenario runs
+//! them in their pods, from our images, on a [`pod_network`]. [`snapshot`] compares two moments, and [`audit`] lists the
 //! requests to the apiserver; the last scenario compares them with the RBAC of `deploy/`.
 //!
 //! When a scenario fails, [`diagnose`] prints the pods, the events and the ends of all logs.
 //!
 //! # What it needs
 //!
-//! Root, and Debian's `containerd`, `runc` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
+//! Root, and Debian's `containerd`, `runc`, `containernetworking-plugins` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
 //! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see
 //! [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run.
 //! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
@@ -63,6 +64,7 @@ pub mod migration;
 pub mod nodes;
 pub mod observe;
 pub mod pki;
+pub mod pod_network;
 pub mod pod_programs;
 pub mod process;
 pub mod proxy;

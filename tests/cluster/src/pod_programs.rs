@@ -1,7 +1,8 @@
 //! Our programs on behalf of their pods: Kubernetes makes pods from `deploy/` unchanged, and the program of each container runs
 //! as a process of this machine next to its pod.
 //!
-//! There are no images of ours here, so each image that the manifests name is a stand-in that only waits. The program itself
+//! A scenario that kills or freezes a program needs its process, so each image that the manifests name is a stand-in here that
+//! only waits (`pods.rs` has the scenario with our images). The program itself
 //! is a process of this machine, started when its pod runs and stopped when its pod is deleted, with the arguments and variables of
 //! its container, at its pod's address and with its ServiceAccount's rights. So probes, replicas, rollouts, scaling and
 //! deletion are Kubernetes' own, and the probes are answered by the programs: the pod network of these scenarios leads to

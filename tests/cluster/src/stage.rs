@@ -117,13 +117,23 @@ impl Cluster {
         self.add(self.extender(&bin)?)?;
         self.restart_scheduler(Some(self.setup.ports.extender[0]))?;
         self.add(self.bridge(&bin)?)?;
+        self.start_nvidia_plugin_behind_agent().await?;
+        self.add(self.webhook(&bin)?)?;
+        self.wait_for_webhook().await?;
+        self.wait_for_both_kinds().await
+    }
+
+    /// Starts NVIDIA's plugin as soon as the node agent takes its registration.
+    pub async fn start_nvidia_plugin_behind_agent(&mut self) -> Result<()> {
         self.until("the node agent's registration socket", TIMEOUT, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
         .await?;
-        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))?;
-        self.add(self.webhook(&bin)?)?;
-        self.wait_for_webhook().await?;
+        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))
+    }
+
+    /// Waits until the node offers all its cards, whole and in shares.
+    pub async fn wait_for_both_kinds(&mut self) -> Result<()> {
         let dialect = Dialect::default();
         self.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
     }

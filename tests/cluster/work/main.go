@@ -6,8 +6,9 @@
 //	work without X  a probe: fails where the variable X has a value
 //	work --any …    stands in for another program, so that a manifest of it makes a pod: waits to be told to stop
 //
-// Called as "loopback" or "gpu-migrate-cni" it is a CNI plugin that answers without making any interface; called as
-// "kube-scheduler" it stands in for that.
+// Called as "gpu-migrate-cni" it is a CNI plugin that answers without making any interface; called as "kube-scheduler" it
+// stands in for that; called as "nvidia-container-runtime" it is runc with the NVML stand-in in each container that asks for
+// cards, as NVIDIA's runtime does with the driver's library.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,8 +27,10 @@ import (
 
 func main() {
 	switch name := filepath.Base(os.Args[0]); {
-	case name == "loopback" || name == "gpu-migrate-cni":
-		cni(name)
+	case name == "gpu-migrate-cni":
+		cni()
+	case name == "nvidia-container-runtime":
+		runc()
 	case name == "kube-scheduler" || len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "--"):
 		waitForSignal()
 	case len(os.Args) == 2 && os.Args[1] == "pause":
@@ -73,7 +77,7 @@ func report() {
 
 // cni answers ADD with an address that is derived from the container's ID: nothing in the scenarios talks over the pod
 // network, but the kubelet wants every pod to have an address.
-func cni(name string) {
+func cni() {
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 		fail("%v", err)
 	}
@@ -81,16 +85,55 @@ func cni(name string) {
 	case "VERSION":
 		fmt.Println(`{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}`)
 	case "ADD":
-		address := "127.0.0.1"
-		if name != "loopback" {
-			h := fnv.New32a()
-			_, _ = h.Write([]byte(os.Getenv("CNI_CONTAINERID")))
-			sum := h.Sum32()
-			address = fmt.Sprintf("127.77.%d.%d", sum>>8&0xff, 1+sum&0xff%254)
-		}
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(os.Getenv("CNI_CONTAINERID")))
+		sum := h.Sum32()
+		address := fmt.Sprintf("127.77.%d.%d", sum>>8&0xff, 1+sum&0xff%254)
 		fmt.Printf(`{"cniVersion":"0.4.0","interfaces":[{"name":%q,"sandbox":%q}],"ips":[{"version":"4","address":"%s/16","interface":0}]}`+"\n",
 			os.Getenv("CNI_IFNAME"), os.Getenv("CNI_NETNS"), address)
 	}
+}
+
+// runc takes the library's path from NVML_STAND_IN and runc's own from RUNC, which containerd passes on.
+func runc() {
+	for i, argument := range os.Args {
+		if argument == "--bundle" && i+1 < len(os.Args) {
+			if err := addLibrary(filepath.Join(os.Args[i+1], "config.json")); err != nil {
+				fail("%v", err)
+			}
+		}
+	}
+	fail("%v", syscall.Exec(os.Getenv("RUNC"), append([]string{"runc"}, os.Args[1:]...), os.Environ()))
+}
+
+func addLibrary(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(text), `"NVIDIA_VISIBLE_DEVICES=`) {
+		return nil
+	}
+	var config map[string]any
+	// Numbers stay as they are written: memory limits do not survive a float.
+	decoder := json.NewDecoder(strings.NewReader(string(text)))
+	decoder.UseNumber()
+	if err := decoder.Decode(&config); err != nil {
+		return err
+	}
+	mounts, _ := config["mounts"].([]any)
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	config["mounts"] = append(mounts, map[string]any{
+		"destination": "/usr/lib/" + triplet + "/libnvidia-ml.so.1",
+		"type":        "bind",
+		"source":      os.Getenv("NVML_STAND_IN"),
+		"options":     []string{"bind", "ro", "nosuid", "nodev"},
+	})
+	text, err = json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, text, 0o600)
 }
 
 func fail(format string, args ...any) {

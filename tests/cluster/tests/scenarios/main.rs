@@ -13,6 +13,7 @@ mod migration;
 mod nodes;
 mod path;
 mod placement;
+mod pods;
 mod rbac;
 mod rejected;
 mod resources;
@@ -49,7 +50,8 @@ macro_rules! scenario {
 
 fn scenarios() -> Vec<Scenario> {
     vec![
-        // First: it compares with a new cluster.
+        scenario!(Bare, pods::the_packaged_chart_runs_every_component_in_its_pod),
+        // It compares with a new cluster.
         scenario!(Bare, migration::from_install_to_uninstall),
         scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
         scenario!(Legacy, kubernetes::the_observer_reports_a_pod_that_sets_its_own_cards),
