@@ -319,6 +319,175 @@ fn monitoring_is_the_chart_rendered() {
     assert_eq!(by_name(&all), by_name(&rendered), "run deploy/render.sh");
 }
 
+/// One file for `kubectl apply`: the objects of the base, and nothing else.
+#[test]
+fn install_yaml_is_the_base_and_the_crds() {
+    let mut all = [read("base/namespace.yaml"), base()].concat();
+    for crd in ["gpuconfigs", "gpumigrations", "gpushadows"] {
+        all.extend(read(&format!("crds/{crd}.yaml")));
+    }
+    let install = read("install.yaml");
+    assert_eq!(install.iter().filter(|object| object.is_object()).count(), all.len(), "an object twice");
+    assert_eq!(by_name(&install), by_name(&all), "run deploy/render.sh");
+    assert_eq!(install[0]["kind"], "Namespace", "others are in it");
+}
+
+/// Whether helm accepts these values; `None` without helm.
+fn is_accepted(values: &[&str]) -> Option<bool> {
+    let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
+    let mut command = Command::new(&helm);
+    command.args(["template", "gpu-migrate"]).arg(deploy().join("chart/gpu-migrate"));
+    match command.args(values.iter().flat_map(|value| ["--set", value])).output() {
+        Ok(output) => Some(output.status.success()),
+        Err(error) => {
+            gpu_migrate_tests::skipped(&format!("{helm}: {error} (install helm or set HELM)"));
+            None
+        }
+    }
+}
+
+#[test]
+fn unknown_values_are_refused() {
+    /// Every object of the chart's values by its path; those whose keys are the user's are left out.
+    fn objects(path: &str, value: &Value, found: &mut Vec<String>) {
+        let users = ["nodeSelector", "extraLabels", "labels", "driverInstallers", "requests", "limits"];
+        if let Some(object) = value.as_object()
+            && !users.iter().any(|name| path.ends_with(&format!("{name}.")))
+        {
+            found.push(path.to_owned());
+            object.iter().for_each(|(key, value)| objects(&format!("{path}{key}."), value, found));
+        }
+    }
+    let mut all = Vec::new();
+    objects("", &read("chart/gpu-migrate/values.yaml").remove(0), &mut all);
+    assert!(all.contains(&"extender.scheduler.resources.".to_owned()), "{all:?}");
+    for path in all {
+        let Some(accepted) = is_accepted(&[&format!("{path}noSuchValue=1")]) else { return };
+        assert!(!accepted, "{path}noSuchValue is accepted");
+    }
+}
+
+/// All pods that the chart leads to with some values, those of the operator's templates included, by name.
+fn pods_with(values: &[&str]) -> Option<BTreeMap<String, Value>> {
+    let rendered = rendered(values)?;
+    let templates = of_kind(&rendered, "ConfigMap")
+        .into_iter()
+        .find(|map| map["metadata"]["name"] == "gpu-migrate-templates");
+    let templates: Templates = serde_json::from_value(templates.unwrap()["data"].clone()).unwrap();
+    let made =
+        Component::ALL.map(|component| daemon_set(component, &templates, "gpu-migrate-system").unwrap());
+    let all = rendered.iter().chain(&made).filter(|object| object.pointer("/spec/template").is_some());
+    Some(
+        all.map(|object| {
+            (object["metadata"]["name"].as_str().unwrap().to_owned(), object["spec"]["template"].clone())
+        })
+        .collect(),
+    )
+}
+
+#[test]
+fn registries_and_pull_secrets_are_values() {
+    let Some(pods) = pods_with(&[
+        "image.registry=mirror.example/ours",
+        "image.pullSecrets[0].name=mirror",
+        "extender.scheduler.image=mirror.example/kube-scheduler",
+        "nvidiaPlugin.image=mirror.example/plugin:1",
+        "dcgmExporter.image=mirror.example/dcgm:1",
+    ]) else {
+        return;
+    };
+    for (name, pod) in pods {
+        assert_eq!(pod["spec"]["imagePullSecrets"], serde_json::json!([{"name": "mirror"}]), "{name}");
+        for container in pod["spec"]["containers"].as_array().unwrap() {
+            let image = container["image"].as_str().unwrap();
+            assert!(image.starts_with("mirror.example/"), "{name}: {image}");
+        }
+    }
+}
+
+#[test]
+fn priority_classes_are_values() {
+    let Some(pods) = pods_with(&[]) else { return };
+    assert_eq!(pods["gpu-migrate-webhook"]["spec"]["priorityClassName"], "system-cluster-critical");
+    assert_eq!(pods["gpu-migrate-bridge"]["spec"]["priorityClassName"], "system-node-critical");
+    let Some(pods) = pods_with(&["priorityClassName=", "bridge.priorityClassName=ours"]) else { return };
+    for (name, pod) in pods {
+        let class = &pod["spec"]["priorityClassName"];
+        let on_node = name.contains("bridge") || name.contains("nvidia");
+        assert_eq!(class.as_str(), on_node.then_some("ours"), "{name}");
+    }
+}
+
+#[test]
+fn labels_and_node_selectors_are_values() {
+    let Some(rendered) = rendered(&["extraLabels.team=infra"]) else { return };
+    for object in &rendered {
+        assert_eq!(
+            object["metadata"]["labels"]["team"], "infra",
+            "{} {}",
+            object["kind"], object["metadata"]["name"]
+        );
+        let selected = object.pointer("/spec/selector/matchLabels/team");
+        assert!(selected.is_none(), "a selector cannot be changed by an upgrade: {object}");
+    }
+    let Some(pods) = pods_with(&[
+        "extraLabels.team=infra",
+        "webhook.nodeSelector.role=a",
+        "extender.nodeSelector.role=a",
+        "operator.nodeSelector.role=a",
+        "bridge.nodeSelector.role=a",
+    ]) else {
+        return;
+    };
+    for (name, pod) in pods {
+        assert_eq!(pod["metadata"]["labels"]["team"], "infra", "{name}");
+        if !name.contains("nvidia") && !name.contains("dcgm") {
+            assert_eq!(pod["spec"]["nodeSelector"]["role"], "a", "{name}");
+        }
+    }
+}
+
+/// A replica more than there are nodes could not be rolled: an old one gives its port up first.
+#[test]
+fn the_webhook_can_be_on_the_hosts_network() {
+    let Some(rendered) = rendered(&["webhook.hostNetwork=true", "webhook.port=10443"]) else { return };
+    let webhook =
+        of_kind(&rendered, "Deployment").into_iter().find(|d| d["metadata"]["name"] == "gpu-migrate-webhook");
+    let spec = &webhook.unwrap()["spec"];
+    assert_eq!(spec["strategy"]["rollingUpdate"], serde_json::json!({"maxUnavailable": 1, "maxSurge": 0}));
+    let pod = &spec["template"]["spec"];
+    assert_eq!(
+        (pod["hostNetwork"].as_bool(), pod["dnsPolicy"].as_str()),
+        (Some(true), Some("ClusterFirstWithHostNet"))
+    );
+    assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], 10443);
+}
+
+/// What Artifact Hub shows is what is installed.
+#[test]
+fn the_chart_names_its_version_images_and_crds() {
+    let chart = read("chart/gpu-migrate/Chart.yaml").remove(0);
+    for field in ["version", "appVersion"] {
+        assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
+    }
+    let list = |name: &str| -> Vec<Value> {
+        let text = chart["annotations"][format!("artifacthub.io/{name}")].as_str().unwrap();
+        serde_saphyr::from_str(text).unwrap()
+    };
+    let containers = containers(&all());
+    for image in list("images") {
+        assert_eq!(containers[image["name"].as_str().unwrap()]["image"], image["image"]);
+    }
+    assert_eq!(list("images").len(), 4);
+    let crds = list("crds").into_iter().map(|crd| crd["name"].as_str().unwrap().to_owned());
+    let shipped = ["gpuconfigs", "gpumigrations", "gpushadows"]
+        .map(|name| read(&format!("crds/{name}.yaml")).remove(0));
+    assert_eq!(
+        crds.collect::<Vec<_>>(),
+        shipped.map(|crd| crd["metadata"]["name"].as_str().unwrap().to_owned())
+    );
+}
+
 /// Without the operator: the chart's own DaemonSet, for each isolation.
 #[test]
 fn the_chart_can_run_the_agent_itself() {

@@ -3,6 +3,9 @@
 {{ include "gpu-migrate.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gpu-migrate
+{{- with .root.Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Labels that select a component's pods. */}}
@@ -13,6 +16,16 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- define "gpu-migrate.image" -}}
 {{ .root.Values.image.registry }}/gpu-migrate-{{ .component }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* What every pod may have by the values of the whole chart; call with (dict "root" $ "priorityClassName" ""). */}}
+{{- define "gpu-migrate.pod" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* A container that can do nothing but run its program. */}}

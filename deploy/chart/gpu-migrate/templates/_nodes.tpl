@@ -28,7 +28,9 @@ spec:
         gpu-migrate.io/isolation: {{ .isolation }}
     spec:
       serviceAccountName: gpu-migrate-bridge
-      priorityClassName: system-node-critical
+      {{- with include "gpu-migrate.pod" (dict "root" .root "priorityClassName" .root.Values.bridge.priorityClassName) | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- with $v.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
@@ -41,9 +43,6 @@ spec:
       securityContext:
         runAsUser: 0
         seccompProfile: {type: RuntimeDefault}
-      {{- with .root.Values.image.pullSecrets }}
-      imagePullSecrets: {{- toYaml . | nindent 8 }}
-      {{- end }}
       {{- with $v.nodeSelector }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -156,7 +155,9 @@ spec:
       labels: {{- include "gpu-migrate.labels" $c | nindent 8 }}
     spec:
       automountServiceAccountToken: false
-      priorityClassName: system-node-critical
+      {{- with include "gpu-migrate.pod" (dict "root" .root "priorityClassName" .root.Values.bridge.priorityClassName) | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- with .root.Values.bridge.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
@@ -206,6 +207,9 @@ spec:
       labels: {{- include "gpu-migrate.labels" $c | nindent 8 }}
     spec:
       automountServiceAccountToken: false
+      {{- with include "gpu-migrate.pod" (dict "root" . "priorityClassName" "") | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- with .Values.bridge.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
