@@ -101,9 +101,10 @@ impl Validity {
         !self.contains(now) || now >= self.renew_at()
     }
 
+    /// Whether it began that long ago.
     #[must_use]
-    pub fn age(&self, now: Timestamp) -> SignedDuration {
-        now.duration_since(self.not_before)
+    pub fn is_older(&self, than: Duration, now: Timestamp) -> bool {
+        now.duration_since(self.not_before) >= than.try_into().unwrap_or(SignedDuration::MAX)
     }
 }
 

@@ -279,8 +279,9 @@ impl CertRotator {
         let now = (self.clock)();
         match &mut self.place {
             Place::Own(store) => {
-                let keyring = current(store, &self.options, now).await?;
-                if !is_fresh(self.leaf.as_ref(), &keyring, now) {
+                let known = self.bundle.borrow().clone();
+                let keyring = current(store, known.as_ref(), &self.options, now).await?;
+                if !is_fresh(self.leaf.as_ref(), &keyring, &self.options.lifetimes, now) {
                     store.check_clock(now).await?;
                 }
                 self.serve_with(&keyring, now)
@@ -293,7 +294,7 @@ impl CertRotator {
     }
 
     fn serve_with(&mut self, keyring: &Keyring, now: Timestamp) -> Result<(), CertError> {
-        let fresh = is_fresh(self.leaf.as_ref(), keyring, now);
+        let fresh = is_fresh(self.leaf.as_ref(), keyring, &self.options.lifetimes, now);
         let signer = keyring.signing().der();
         let bundle = keyring.bundle();
         // The bundle goes out before a certificate that needs it.
@@ -328,17 +329,30 @@ impl CertRotator {
     }
 }
 
-/// Whether the certificate in use is of the CA that signs now, and not due.
-fn is_fresh(leaf: Option<&(Validity, CertificateDer<'static>)>, keyring: &Keyring, now: Timestamp) -> bool {
-    leaf.is_some_and(|(validity, by)| by == keyring.signing().der() && !validity.due(now))
+/// Whether the certificate in use is not due, and is of the CA that signs now, or of one that clients know longer.
+fn is_fresh(
+    leaf: Option<&(Validity, CertificateDer<'static>)>,
+    keyring: &Keyring,
+    lifetimes: &Lifetimes,
+    now: Timestamp,
+) -> bool {
+    leaf.is_some_and(|(validity, by)| {
+        let of_signing = by == keyring.signing().der();
+        !validity.due(now) && (of_signing || keyring.knows(by) && !keyring.settled(now, lifetimes))
+    })
 }
 
-/// The keyring that all replicas use, after the steps that are due.
-async fn current(store: &mut Store, options: &Options, now: Timestamp) -> Result<Keyring, CertError> {
+/// The keyring that all replicas use, after the steps that are due. Where there is none, its CAs follow those in `known`.
+async fn current(
+    store: &mut Store,
+    known: Option<&Bundle>,
+    options: &Options,
+    now: Timestamp,
+) -> Result<Keyring, CertError> {
     for _ in 0..ATTEMPTS {
         let Some(stored) = store.load().await? else {
             store.check_clock(now).await?;
-            let first = Keyring::generate(&options.owner, now, &options.lifetimes)?;
+            let first = Keyring::successor(known, &options.owner, now, &options.lifetimes)?;
             if store.create(&first).await? {
                 tracing::info!(store = store.origin(), "new CA");
                 return Ok(first);
@@ -415,6 +429,33 @@ mod tests {
             known = certs.bundle().borrow().clone().unwrap();
         }
         assert!(certs.counts.issued.load(Ordering::Relaxed) > 20);
+    }
+
+    /// The way to be rid of a CA that was read by others: while servers and clients learn of the next one, no call fails.
+    #[tokio::test]
+    async fn a_deleted_keyring_is_followed_by_another_with_an_overlap() {
+        let folder = tempfile::tempdir().unwrap();
+        let (clock, time) = hand_clock();
+        let start =
+            || Certs::start(Source::SelfSigned(folder.path().into()), options(300), Arc::clone(&clock));
+        let mut servers = [start().await.unwrap(), start().await.unwrap()];
+        let old = servers[0].1.leaf.as_ref().unwrap().1.clone();
+        for name in crate::keyring::entry::ALL {
+            let _ = std::fs::remove_file(folder.path().join(name));
+        }
+        // Seconds, and how many CAs are trusted then.
+        for (seconds, count) in [(0, 2), (50, 2), (240, 2), (20, 2), (280, 2), (20, 1)] {
+            forward(&time, seconds);
+            let known = servers.each_ref().map(|(certs, _)| certs.bundle().borrow().clone().unwrap());
+            for (certs, rotator) in &mut servers {
+                rotator.tick().await.unwrap();
+                let signer = rotator.leaf.as_ref().unwrap().1.clone();
+                // A client that read the bundle of either server one tick ago trusts the certificate of now.
+                assert!(known.iter().all(|bundle| bundle.certificates().contains(&signer)), "{seconds}");
+                let trusted = certs.bundle().borrow().as_ref().unwrap().certificates();
+                assert_eq!((trusted.len(), trusted.contains(&old)), (count, count == 2), "{seconds}");
+            }
+        }
     }
 
     #[tokio::test]

@@ -2,7 +2,10 @@
 //!
 //! A verifier must know a CA before that CA signs, so a rotation takes three steps, each a write of the whole keyring:
 //! *announce* (make the next CA and put it into the bundle), *promote* (sign with it, once every client had time to read
-//! the bundle), *forget* (drop the old CA from the bundle when it has expired).
+//! the bundle), *forget* (drop the old CA from the bundle when no certificate of it is in use any more).
+//!
+//! Where the keyring was deleted, to be rid of a CA at once, the next one signs from the start; the old one stays in the bundle for as
+//! long, and servers keep their certificates of it until every client had time to read the bundle.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +47,7 @@ pub enum Step {
     Announce,
     /// Sign with the next CA from now on.
     Promote,
-    /// Drop expired CAs from the bundle.
+    /// Drop the CAs that have signed before from the bundle.
     Forget,
 }
 
@@ -69,6 +72,53 @@ impl Keyring {
         Ok(Self { signing: Ca::generate(owner, now, lifetimes)?, next: None, retired: Vec::new() })
     }
 
+    /// With CAs in the bundle that have signed before.
+    ///
+    /// # Errors
+    /// What [`Validity::of`] says of a certificate.
+    fn retire(&mut self, bundle: &Bundle) -> Result<(), String> {
+        for certificate in bundle.certificates() {
+            if !self.knows(&certificate) {
+                let validity = Validity::of(&certificate)?;
+                self.retired.push(Retired { pem: to_pem(&certificate), validity });
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows a keyring that was deleted: `bundle` is what clients trust now.
+    ///
+    /// # Errors
+    /// As [`Ca::generate`].
+    pub fn successor(
+        bundle: Option<&Bundle>,
+        owner: &str,
+        now: Timestamp,
+        lifetimes: &Lifetimes,
+    ) -> Result<Self, CertError> {
+        let mut keyring = Self::generate(owner, now, lifetimes)?;
+        if let Some(bundle) = bundle {
+            keyring.retire(bundle).map_err(|why| CertError::Unusable {
+                origin: "memory".into(),
+                what: entry::BUNDLE.into(),
+                why,
+            })?;
+        }
+        Ok(keyring)
+    }
+
+    /// Whether a CA is in the bundle.
+    #[must_use]
+    pub fn knows(&self, ca: &CertificateDer<'_>) -> bool {
+        self.bundle().certificates().contains(ca)
+    }
+
+    /// Whether every client had time to read the bundle since the signing CA is in it.
+    #[must_use]
+    pub fn settled(&self, now: Timestamp, lifetimes: &Lifetimes) -> bool {
+        is_settled(&self.signing, now, lifetimes)
+    }
+
     #[must_use]
     pub fn signing(&self) -> &Ca {
         &self.signing
@@ -77,17 +127,13 @@ impl Keyring {
     /// The step that is due, if any.
     #[must_use]
     pub fn due(&self, now: Timestamp, lifetimes: &Lifetimes) -> Option<Step> {
-        if self.retired.iter().any(|ca| ca.validity.not_after < now) {
+        if self.retired.iter().any(|ca| self.is_unused(ca, now, lifetimes)) {
             return Some(Step::Forget);
         }
         match &self.next {
             None => self.signing.validity().due(now).then_some(Step::Announce),
-            Some(next) => {
-                let announced = Lifetimes::backdate(lifetimes.ca) + lifetimes.settle();
-                let known =
-                    next.validity().age(now) >= announced.try_into().unwrap_or(jiff::SignedDuration::MAX);
-                (known || !self.signing.validity().contains(now)).then_some(Step::Promote)
-            }
+            Some(next) => (is_settled(next, now, lifetimes) || !self.signing.validity().contains(now))
+                .then_some(Step::Promote),
         }
     }
 
@@ -112,11 +158,20 @@ impl Keyring {
                 Self { signing: next, next: None, retired }
             }
             (Step::Forget, next) => {
-                retired.retain(|ca| ca.validity.not_after >= now);
-                Self { signing, next, retired }
+                let mut keyring = Self { signing, next, retired: Vec::new() };
+                retired.retain(|ca| !keyring.is_unused(ca, now, lifetimes));
+                keyring.retired = retired;
+                keyring
             }
             (Step::Announce | Step::Promote, next) => Self { signing, next, retired },
         })
+    }
+
+    /// Whether no serving certificate of a CA that has signed before can be in use: it has expired, or a certificate's lifetime has
+    /// passed since the next one signs.
+    fn is_unused(&self, ca: &Retired, now: Timestamp, lifetimes: &Lifetimes) -> bool {
+        let last = Lifetimes::backdate(lifetimes.ca) + lifetimes.settle() + lifetimes.leaf;
+        ca.validity.not_after < now || self.signing.validity().is_older(last, now)
     }
 
     #[must_use]
@@ -162,20 +217,18 @@ impl Keyring {
         })?;
         let next = pair(entry::NEXT)?;
         let bundle = entries.get(entry::BUNDLE).map_or("", String::as_str);
-        let mut retired = Vec::new();
-        for certificate in Bundle(bundle.to_owned()).certificates() {
-            if certificate == *signing.der() || next.as_ref().is_some_and(|next| certificate == *next.der()) {
-                continue;
-            }
-            let validity = Validity::of(&certificate).map_err(|why| CertError::Unusable {
-                origin: origin.into(),
-                what: entry::BUNDLE.into(),
-                why,
-            })?;
-            retired.push(Retired { pem: to_pem(&certificate), validity });
-        }
-        Ok(Self { signing, next, retired })
+        let mut keyring = Self { signing, next, retired: Vec::new() };
+        keyring.retire(&Bundle(bundle.to_owned())).map_err(|why| CertError::Unusable {
+            origin: origin.into(),
+            what: entry::BUNDLE.into(),
+            why,
+        })?;
+        Ok(keyring)
     }
+}
+
+fn is_settled(ca: &Ca, now: Timestamp, lifetimes: &Lifetimes) -> bool {
+    ca.validity().is_older(Lifetimes::backdate(lifetimes.ca) + lifetimes.settle(), now)
 }
 
 fn to_pem(certificate: &CertificateDer<'_>) -> String {
@@ -216,10 +269,10 @@ mod tests {
 
     #[test]
     fn a_rotation_announces_then_promotes_then_forgets() {
-        // CA valid -300..3000, so due at -300 + 2/3 * 3300 = 1900; settle 300 s; forgotten after 3000.
+        // CA valid -300..3000, so due at -300 + 2/3 * 3300 = 1900; settle 300 s; forgotten when its last certificate has expired.
         assert_eq!(
             play(3100),
-            [(1900, Step::Announce, 2), (2200, Step::Promote, 2), (3010, Step::Forget, 1)]
+            [(1900, Step::Announce, 2), (2200, Step::Promote, 2), (2500, Step::Forget, 1)]
         );
     }
 
@@ -248,6 +301,18 @@ mod tests {
         }
         assert_eq!(steps, [Step::Announce, Step::Promote, Step::Forget]);
         assert!(keyring.signing().validity().contains(at(9000)));
+    }
+
+    #[test]
+    fn what_follows_a_deleted_keyring_is_forgotten_and_settled_as_by_a_rotation() {
+        let old = Keyring::generate("test", at(0), &LIVES).unwrap();
+        let mut keyring = reread(&Keyring::successor(Some(&old.bundle()), "test", at(1000), &LIVES).unwrap());
+        assert!(keyring.knows(old.signing().der()) && keyring.signing().der() != old.signing().der());
+        assert!(!keyring.settled(at(1299), &LIVES) && keyring.settled(at(1300), &LIVES));
+        assert_eq!(keyring.due(at(1590), &LIVES), None);
+        assert_eq!(keyring.due(at(1600), &LIVES), Some(Step::Forget));
+        keyring = keyring.take(Step::Forget, "test", at(1600), &LIVES).unwrap();
+        assert!(!keyring.knows(old.signing().der()) && keyring.due(at(1600), &LIVES).is_none());
     }
 
     #[test]
