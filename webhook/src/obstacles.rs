@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 
 use gpu_migrate_model::names::{self, HAMI_RESOURCES};
 use gpu_migrate_model::units::Cores;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use crate::convert::{Conversions, asks};
 use crate::policy::Policy;
-use crate::view::{ContainerView, PodView};
+use crate::view::{ContainerView, PodView, env_from_may_set};
 
 /// What is known about the cluster besides policies and namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +42,7 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
             if let Some(other) = HAMI_RESOURCES.iter().find(|resource| asks(container, resource)) {
                 return Err(format!("container {}: {other} is a request to HAMi", container.name));
             }
-            if self.guarded && may_be_chosen_from_outside(container) {
+            if self.guarded && env_from_may_set(container, names::NVIDIA_VISIBLE_DEVICES) {
                 return Err(format!(
                     "container {}: envFrom could set {}: give it a prefix",
                     container.name,
@@ -111,20 +109,4 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
             container.name
         ))
     }
-}
-
-/// Whether a ConfigMap or Secret could set `NVIDIA_VISIBLE_DEVICES`, which would override what the device plugin sets: the
-/// kubelet puts a pod's own environment after the plugin's.
-fn may_be_chosen_from_outside(container: &ContainerView<'_>) -> bool {
-    #[derive(Deserialize)]
-    struct From {
-        #[serde(default)]
-        prefix: Option<String>,
-    }
-    let sources = container.env_from.map(RawValue::get).unwrap_or("[]");
-    // What does not parse is no pod: the API server refuses it.
-    let sources: Vec<From> = serde_json::from_str(sources).unwrap_or_default();
-    let fits =
-        |from: &From| names::NVIDIA_VISIBLE_DEVICES.starts_with(from.prefix.as_deref().unwrap_or_default());
-    sources.iter().any(fits)
 }

@@ -17,7 +17,7 @@ use crate::convert::{Conversions, asks, gpu_resources, is_shared};
 use crate::original::{ContainerOriginal, Former, ListEdit, Original};
 use crate::policy::{Constant, Scheduling};
 use crate::text::{PatchText, array, object, string};
-use crate::view::{ContainerView, EnvEntries, PodView};
+use crate::view::{ContainerView, EnvEntries, PodView, env_from_may_set};
 
 /// Collects the operations of one patch and the record that undoes them.
 pub(crate) struct PatchBuilder<'p, 'a> {
@@ -89,6 +89,13 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         }
         let gpus = || gpu_resources(container, self.dialect).iter().any(|resource| asks(container, resource));
         if is_shared(container, self.dialect) || gpus() {
+            // Which cards it gets is known on the node alone: there is no value that could be set here.
+            if env_from_may_set(container, VISIBLE) {
+                self.warn(format!(
+                    "container {}: envFrom could set {VISIBLE} to other cards: give it a prefix",
+                    container.name
+                ));
+            }
             return self.show_plugins_choice(place, container);
         }
         let index = place.index.to_string();

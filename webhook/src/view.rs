@@ -54,6 +54,20 @@ impl EnvEntries {
     }
 }
 
+/// Whether a ConfigMap or Secret could set `variable` in a container. What it sets comes after the environment of a device plugin,
+/// as all of a pod's own environment does (`kubelet_pods.go`, `GenerateRunContainerOptions`).
+pub(crate) fn env_from_may_set(container: &ContainerView<'_>, variable: &str) -> bool {
+    #[derive(Deserialize)]
+    struct From {
+        #[serde(default)]
+        prefix: Option<String>,
+    }
+    let sources = container.env_from.map(RawValue::get).unwrap_or("[]");
+    // What does not parse is no pod: the API server refuses it.
+    let sources: Vec<From> = serde_json::from_str(sources).unwrap_or_default();
+    sources.iter().any(|from| variable.starts_with(from.prefix.as_deref().unwrap_or_default()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

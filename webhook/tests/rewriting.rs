@@ -656,7 +656,20 @@ fn an_environment_from_outside_does_not_choose_the_cards() {
             "{:?}",
             done.warnings
         );
-        assert_eq!(Case::new(with(gpu("1"), from)).run().outcome, "converted", "only where it is a boundary");
+        assert_eq!(
+            Case::new(with(gpu("1"), from.clone())).run().outcome,
+            "converted",
+            "only where it is a boundary"
+        );
+        // The same of containers that keep what they ask for: which cards that is, is decided on the node.
+        let shared = json!({"limits": {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "20"}});
+        for resources in [gpu("1"), shared] {
+            let off = vec![policy("p", json!({"mode": "Off"}))];
+            let done = Case::new(with(resources, from.clone())).policies(off).guarded().run();
+            let warning = "gpu-migrate: container main: envFrom could set NVIDIA_VISIBLE_DEVICES to other cards: give it a prefix";
+            assert!(done.untouched(), "{:?}", done.patch);
+            assert_eq!(done.warnings == [warning], !converts, "{from}: {:?}", done.warnings);
+        }
     }
 }
 
