@@ -166,7 +166,7 @@ fn label_values_are_words_of_the_programs() {
     );
     for expression in expressions() {
         for matcher in expression.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
-            for value in matcher.split('"').skip(1).step_by(2) {
+            for value in matcher.split('"').skip(1).step_by(2).flat_map(|values| values.split('|')) {
                 let known = sources.contains(value) || card_states.contains(value);
                 assert!(known, "{value}: {expression}");
             }

@@ -21,6 +21,7 @@ use crate::process::output;
 
 const KUBERNETES_GO_MOD: &str = include_str!("../go.mod");
 const HELM_GO_MOD: &str = include_str!("../helm/go.mod");
+const PROMETHEUS_GO_MOD: &str = include_str!("../prometheus/go.mod");
 const NVIDIA_GO_MOD: &str = include_str!("../nvidia/go.mod");
 const WORK_SOURCE: &str = include_str!("../work/main.go");
 const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
@@ -125,6 +126,12 @@ pub fn helm() -> Result<PathBuf> {
     go_tool(&crate::package_folder().join("helm"), HELM_GO_MOD, "helm.sh/helm/v3", "helm")
 }
 
+/// Prometheus' own tool, for the alert rules; no scenario needs it.
+pub fn promtool() -> Result<PathBuf> {
+    let folder = crate::package_folder().join("prometheus");
+    go_tool(&folder, PROMETHEUS_GO_MOD, "github.com/prometheus/prometheus", "promtool")
+}
+
 /// The version that a `go.mod` requires of a module.
 fn required_version<'a>(go_mod: &'a str, module: &str) -> Result<&'a str> {
     go_mod
@@ -155,7 +162,8 @@ fn go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<Path
         output(
             Command::new("go")
                 .current_dir(folder)
-                .args(["build", "-trimpath", "-ldflags", &ldflags, "-o"])
+                // Of Prometheus, without the clients of all clouds.
+                .args(["build", "-trimpath", "-tags", "remove_all_sd", "-ldflags", &ldflags, "-o"])
                 .arg(target)
                 .arg(format!("{module}/cmd/{name}")),
         )

@@ -26,7 +26,7 @@
 //!
 //! Root, and Debian's `containerd`, `runc`, `containernetworking-plugins` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
 //! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see
-//! [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run.
+//! [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run, and promtool for the tests of the alerts.
 //! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
 //!
 //! | variable | means |

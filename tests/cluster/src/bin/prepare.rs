@@ -1,4 +1,4 @@
-//! `prepare [kubectl] [helm]`: builds what the tests run from Go modules, unless it is installed or in the cache, and prints
+//! `prepare [kubectl] [helm] [promtool]`: builds what the tests run from Go modules, unless it is installed or in the cache, and prints
 //! the folders of these programs, one a line, for the `PATH`. Without a name it builds all that the scenarios need.
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +14,8 @@ fn main() -> Result<()> {
         let program = match name.as_str() {
             "helm" => binaries::helm()?,
             "kubectl" => binaries::kubectl()?,
-            other => bail!("there is no program {other:?} to prepare; known are kubectl and helm"),
+            "promtool" => binaries::promtool()?,
+            other => bail!("there is no program {other:?} to prepare; known are kubectl, helm and promtool"),
         };
         println!("{}", program.parent().context("a file has a folder")?.display());
     }
