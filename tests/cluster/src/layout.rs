@@ -80,6 +80,8 @@ pub struct Ports {
     pub kubelet: u16,
     /// Our webhook, and its metrics.
     pub webhook: [u16; 2],
+    /// The same of its other replica, where there are two.
+    pub second_webhook: [u16; 2],
     /// Our extender, and its metrics.
     pub extender: [u16; 2],
     /// The same of its other replica, where there are two.
@@ -91,7 +93,7 @@ pub struct Ports {
 impl Ports {
     /// Asks the system for free ports, holding all until the last is known so that none comes twice.
     pub fn choose() -> Result<Self> {
-        let listeners: Vec<TcpListener> = (0..15)
+        let listeners: Vec<TcpListener> = (0..17)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .collect::<Result<_, _>>()
             .context("no free loopback port")?;
@@ -105,6 +107,7 @@ impl Ports {
             scheduler: next()?,
             kubelet: next()?,
             webhook: [next()?, next()?],
+            second_webhook: [next()?, next()?],
             extender: [next()?, next()?],
             second_extender: [next()?, next()?],
             bridge_metrics: next()?,

@@ -58,6 +58,16 @@ impl ProcessSpec {
         self.env.insert(name.into(), value.into());
         self
     }
+
+    /// Run in a cgroup, with all its memory from the first page on.
+    #[must_use]
+    pub fn in_cgroup(mut self, folder: &Path) -> Self {
+        let enter = "echo $$ >\"$0\" && exec \"$@\"";
+        let before = ["-c".into(), enter.into(), folder.join("cgroup.procs").into(), self.program.into()];
+        self.program = "/bin/sh".into();
+        self.args.splice(0..0, before);
+        self
+    }
 }
 
 /// A recipe with the process that runs it, if any.

@@ -36,6 +36,8 @@ pub const WEBHOOK: &str = "gpu-migrate";
 /// Where NVIDIA's plugin registers: the `@` in the name makes a stock tonic server accept a Go client.
 const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
 
+/// The webhook's other replica, where there are two.
+pub const SECOND_WEBHOOK: &str = "gpu-migrate-webhook-2";
 /// The extender's other replica, where there are two.
 const SECOND_EXTENDER: &str = "gpu-migrate-extender-2";
 /// Two operators, of which one leads.
@@ -87,6 +89,7 @@ impl Cluster {
         self.stop_pod_programs()?;
         for name in [
             "gpu-migrate-webhook",
+            SECOND_WEBHOOK,
             "nvidia-device-plugin",
             "gpu-migrate-bridge",
             "gpu-migrate-extender",
@@ -280,14 +283,39 @@ impl Cluster {
     /// Restarts the webhook with further flags and a new CA, and waits until it is ready.
     pub async fn restart_webhook(&mut self, flags: &[(&str, &str)]) -> Result<()> {
         let recipe = self.webhook(&binaries::ours()?)?;
-        let recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
+        self.restart_webhook_as(flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value)))
+            .await
+    }
+
+    /// The same in a cgroup, or in none, and without a log line for each call.
+    pub async fn restart_webhook_in(&mut self, cgroup: Option<&Path>) -> Result<()> {
+        let recipe = self.webhook(&binaries::ours()?)?.env("GPU_MIGRATE_LOG", "info");
+        self.restart_webhook_as(match cgroup {
+            Some(folder) => recipe.in_cgroup(folder),
+            None => recipe,
+        })
+        .await
+    }
+
+    async fn restart_webhook_as(&mut self, recipe: ProcessSpec) -> Result<()> {
         let webhook = self.component("gpu-migrate-webhook")?;
         webhook.stop()?;
         webhook.set_spec(recipe);
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         self.start_component("gpu-migrate-webhook")?;
-        let port = self.setup.ports.webhook[1];
+        self.wait_for_ready_webhook(self.setup.ports.webhook).await
+    }
+
+    /// Starts another replica with flags of its own, as an upgrade does, and waits until it is ready.
+    pub async fn add_second_webhook(&mut self, flags: &[(&str, &str)]) -> Result<()> {
+        let ports = self.setup.ports.second_webhook;
+        let recipe = self.webhook_at(SECOND_WEBHOOK, &binaries::ours()?, ports)?;
+        self.add(flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value)))?;
+        self.wait_for_ready_webhook(ports).await
+    }
+
+    async fn wait_for_ready_webhook(&mut self, [_, port]: [u16; 2]) -> Result<()> {
         self.until("the webhook to be ready", TIMEOUT, || async {
             Ok(Seen::Done(http::get(port, "/readyz").await.map(drop)?))
         })
@@ -309,9 +337,12 @@ impl Cluster {
     }
 
     fn webhook(&self, bin: &Path) -> Result<ProcessSpec> {
-        let [port, metrics] = self.setup.ports.webhook;
+        self.webhook_at("gpu-migrate-webhook", bin, self.setup.ports.webhook)
+    }
+
+    fn webhook_at(&self, name: &str, bin: &Path, [port, metrics]: [u16; 2]) -> Result<ProcessSpec> {
         Ok(self
-            .ours("gpu-migrate-webhook", bin, metrics)?
+            .ours_as("gpu-migrate-webhook", name, bin, metrics)?
             .flag("bind", format!("127.0.0.1:{port}"))
             .flag("namespace", SYSTEM_NAMESPACE)
             .arg("--register")

@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
-    Cluster,
+    Cluster, audit,
     cluster::TIMEOUT,
     http,
     metrics::WebhookCalls,
     migration::{GPU, dry_run, limit},
-    stage::WEBHOOK,
-    wait::Seen,
+    stage::{SECOND_WEBHOOK, WEBHOOK},
+    wait::{self, Seen},
     workload::{only_card, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, SCHEDULER};
@@ -121,6 +121,48 @@ pub(crate) async fn without_the_webhook_pods_stay_legacy(cluster: &mut Cluster) 
     only_card(&container)?;
     // Once it is back, so is the conversion.
     converts_again(cluster, &namespace).await
+}
+
+/// Two versions that run side by side, as in a rolling upgrade, want different configurations: one of them writes, and pods are
+/// converted all the while.
+pub(crate) async fn an_upgrade_with_other_arguments_writes_few_times(cluster: &mut Cluster) -> Result<()> {
+    const MOST: usize = 5;
+    let namespace = cluster.project("upgrade", json!({})).await?;
+    let begin = audit::read(&cluster.setup.layout.logs())?.len();
+    cluster.add_second_webhook(&[("timeout-seconds", "7")]).await?;
+    let client = cluster.client.clone();
+    let converted = || async {
+        let pod = dry_run(&client, &namespace, pod_spec(GPU)).await?;
+        ensure!(limit(&pod, &Dialect::default().legacy) == 0, "not converted: {:?}", pod.spec);
+        Ok(())
+    };
+    wait::throughout("conversion by two versions", Duration::from_secs(10), converted).await?;
+    let before = WebhookCalls::read(&cluster.client).await?;
+    cluster.component("gpu-migrate-webhook")?.stop()?;
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    cluster
+        .until("the configuration of the new version", TIMEOUT, || async {
+            let timeout = hooks.get(WEBHOOK).await?.webhooks.into_iter().flatten().next();
+            let timeout = timeout.and_then(|webhook| webhook.timeout_seconds);
+            Ok(Seen::from_bool(timeout == Some(7), || format!("timeoutSeconds {timeout:?}")))
+        })
+        .await?;
+    wait::throughout("conversion by the new version", Duration::from_secs(10), converted).await?;
+    let failed = WebhookCalls::read(&cluster.client).await?.since(&before).failed;
+    let log = audit::read(&cluster.setup.layout.logs())?.split_off(begin);
+    let writes = log.iter().filter(|entry| {
+        let of_configuration =
+            entry.resource().is_some_and(|(_, name)| name == "mutatingwebhookconfigurations");
+        entry.is_of("gpu-migrate-webhook")
+            && of_configuration
+            && !["get", "list", "watch"].contains(&&*entry.verb)
+    });
+    let writes = writes.count();
+    cluster.remove(SECOND_WEBHOOK)?;
+    cluster.restart_webhook(&[]).await?;
+    eprintln!("    {writes} writes of the configuration; {failed} calls failed while the old version left");
+    ensure!((1..=MOST).contains(&writes), "{writes} writes of the configuration, expected 1 to {MOST}");
+    Ok(())
 }
 
 async fn converts_again(cluster: &mut Cluster, namespace: &str) -> Result<()> {

@@ -7,11 +7,13 @@
 mod admission;
 mod churn;
 mod health;
+mod hostile;
 mod kubernetes;
 mod leaders;
 mod migration;
 mod nodes;
 mod path;
+mod percent;
 mod placement;
 mod pods;
 mod rbac;
@@ -71,6 +73,9 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
         scenario!(Bridged, admission::without_the_webhook_pods_stay_legacy),
         scenario!(Bridged, admission::rotations_fail_no_call),
+        scenario!(Bridged, admission::an_upgrade_with_other_arguments_writes_few_times),
+        scenario!(Bridged, percent::half_of_a_project_stays_the_same_half),
+        scenario!(Bridged, hostile::clients_without_credentials_keep_no_pod_from_being_converted),
         scenario!(Bridged, placement::random_pods_overcommit_no_card),
         scenario!(Bridged, placement::preemption_evicts_the_pods_of_one_card_only),
         scenario!(Bridged, placement::all_members_of_a_gang_are_bound_or_none),

@@ -1,0 +1,243 @@
+//! Clients without credentials that try to keep the apiserver from the webhook: pods are converted all the while.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gpu_migrate_cluster_tests::{
+    Cluster, http,
+    metrics::WebhookCalls,
+    migration::{GPU, dry_run, limit},
+    process::output,
+    stage::WEBHOOK,
+    workload::{container, pod_spec},
+};
+use gpu_migrate_model::names::{Dialect, MIG_PREFIX};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::{Api, Client};
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+/// Of the container in `deploy/`.
+const MEMORY: &str = "128Mi";
+const MEMORY_BYTES: u64 = 128 << 20;
+const IDLE: usize = 2000;
+const SLOW: usize = 300;
+const LARGE: usize = 50;
+const STATUS: usize = 200;
+const ODD_KEYS: usize = 60_000;
+/// At a time; each creates one pod after the other.
+const CREATORS: usize = 4;
+/// How long the load stays once it is complete.
+const TIME: Duration = Duration::from_secs(20);
+
+/// 2,000 idle connections, 300 bodies a byte at a time, 50 bodies of 7 MiB, 200 connections to the status port and a pod with
+/// 60,000 resource names, against one replica with the memory of its container: each pod is converted, and nothing restarts.
+pub(crate) async fn clients_without_credentials_keep_no_pod_from_being_converted(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let mut limit = MemoryLimit::new()?;
+    cluster.restart_webhook_in(Some(&limit.folder)).await?;
+    let namespace = cluster.project("hostile", json!({})).await?;
+    let pid = cluster.component("gpu-migrate-webhook")?.pid();
+    let before = WebhookCalls::read(&cluster.client).await?;
+    let outcome = under_load(cluster, &namespace).await;
+    let calls = WebhookCalls::read(&cluster.client).await?.since(&before);
+    let peak = limit.peak()?;
+    let restarted = cluster.component("gpu-migrate-webhook")?.pid() != pid;
+    cluster.check()?;
+    cluster.restart_webhook_in(None).await?;
+    limit.remove();
+
+    let times = outcome?;
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    eprintln!(
+        "    {} pods, from the client: p50 {:.1?}, p99 {:.1?}; {calls:?}; memory at most {} MiB of {MEMORY}",
+        times.len(),
+        at(0.5),
+        at(0.99),
+        peak >> 20
+    );
+    ensure!(!restarted && calls.failed == 0 && calls.failed_open == 0, "restarted: {restarted}, {calls:?}");
+    ensure!(calls.answered >= times.len() as u64, "{calls:?} for {} pods: this proves nothing", times.len());
+    Ok(())
+}
+
+/// How long each creation took, ascending.
+async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Vec<Duration>> {
+    // As root: the limit of a shell is often 1024.
+    output(Command::new("prlimit").args(["--nofile=8192", "--pid", &std::process::id().to_string()]))?;
+    let [port, status] = cluster.setup.ports.webhook;
+    let tls = trust(&cluster.client).await?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut creators = JoinSet::new();
+    for _ in 0..CREATORS {
+        creators.spawn(create(cluster.client.clone(), namespace.to_owned(), stop.clone()));
+    }
+    // Each from an address of its own, as other pods would: the webhook counts by address.
+    let mut load = JoinSet::new();
+    for index in 0..IDLE {
+        let tls = tls.clone();
+        load.spawn(async move {
+            // A few at a time, or handshakes are all that they compete for.
+            tokio::time::sleep(Duration::from_millis(index as u64 * 5)).await;
+            hold(connect(2, port, &tls).await).await;
+        });
+    }
+    for _ in 0..SLOW {
+        let tls = tls.clone();
+        load.spawn(async move {
+            while let Ok(stream) = connect(3, port, &tls).await {
+                let _ = dribble(stream).await;
+            }
+        });
+    }
+    for _ in 0..LARGE {
+        let tls = tls.clone();
+        load.spawn(async move {
+            if let Ok(stream) = connect(4, port, &tls).await {
+                let _ = large(stream).await;
+            }
+        });
+    }
+    for _ in 0..STATUS {
+        load.spawn(async move { hold(tcp(5, status).await).await });
+    }
+    tokio::time::sleep(TIME).await;
+    let odd = odd_pod(cluster, namespace).await;
+    // What the kubelet and the Endpoints go by.
+    let probed = async { http::get(status, "/livez").await.and(http::get(status, "/readyz").await) };
+    let probed = tokio::time::timeout(Duration::from_secs(5), probed).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut all = Vec::new();
+    while let Some(times) = creators.join_next().await {
+        all.extend(times??);
+    }
+    load.shutdown().await;
+    odd?;
+    probed.context("no answer to a probe within 5 s")??;
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// Creates pods until it is stopped; fails for one that is not converted.
+async fn create(client: Client, namespace: String, stop: Arc<AtomicBool>) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        let pod = dry_run(&client, &namespace, pod_spec(GPU)).await?;
+        times.push(begin.elapsed());
+        ensure!(limit(&pod, &Dialect::default().legacy) == 0, "not converted after {:?}", begin.elapsed());
+    }
+    Ok(times)
+}
+
+/// A pod that names so many resources that reading it could take long.
+async fn odd_pod(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let names: Vec<String> = (0..ODD_KEYS).map(|index| format!("{MIG_PREFIX}{index}")).collect();
+    let limits: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let mut spec = pod_spec(GPU);
+    spec["containers"] = json!([container("main", &limits)]);
+    let pod = dry_run(&cluster.client, namespace, spec).await.context("the pod with odd keys")?;
+    ensure!(limit(&pod, &format!("{MIG_PREFIX}7")) == 1, "it keeps what no policy maps");
+    Ok(())
+}
+
+type Connection = TlsStream<TcpStream>;
+
+/// A client that trusts what the apiserver trusts.
+async fn trust(client: &Client) -> Result<TlsConnector> {
+    let hook = Api::<MutatingWebhookConfiguration>::all(client.clone()).get(WEBHOOK).await?;
+    let bundle = hook.webhooks.into_iter().flatten().find_map(|webhook| webhook.client_config.ca_bundle);
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&bundle.context("no caBundle")?.0) {
+        roots.add(certificate?)?;
+    }
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+async fn tcp(from: u8, port: u16) -> Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((Ipv4Addr::new(127, 0, 0, from), 0).into())?;
+    Ok(socket.connect((Ipv4Addr::LOCALHOST, port).into()).await?)
+}
+
+async fn connect(from: u8, port: u16, tls: &TlsConnector) -> Result<Connection> {
+    Ok(tls.connect(ServerName::try_from("localhost")?, tcp(from, port).await?).await?)
+}
+
+/// Keeps a connection as long as the server does, and longer.
+async fn hold<T>(connection: Result<T>) {
+    let _held = connection;
+    std::future::pending::<()>().await;
+}
+
+const HEAD: &str = "POST /mutate?timeout=30s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+
+/// A body of which a byte comes each second.
+async fn dribble(mut stream: Connection) -> Result<()> {
+    stream.write_all(format!("{HEAD}100000\r\n\r\n").as_bytes()).await?;
+    loop {
+        stream.write_all(b"{").await?;
+        stream.flush().await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// The largest body that is not refused for its length alone.
+async fn large(mut stream: Connection) -> Result<()> {
+    const SIZE: usize = 7 << 20;
+    stream.write_all(format!("{HEAD}{SIZE}\r\n\r\n").as_bytes()).await?;
+    let mut body = b"{\"kind\":\"".to_vec();
+    body.resize(SIZE, b'a');
+    stream.write_all(&body).await?;
+    stream.read_to_end(&mut Vec::new()).await?;
+    Ok(())
+}
+
+/// A cgroup with the memory limit of the webhook's container, of either version.
+struct MemoryLimit {
+    folder: PathBuf,
+    files: [&'static str; 2],
+}
+
+impl MemoryLimit {
+    fn new() -> Result<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let (parent, files) = if root.join("memory").is_dir() {
+            (root.join("memory"), ["memory.limit_in_bytes", "memory.max_usage_in_bytes"])
+        } else {
+            (root.to_owned(), ["memory.max", "memory.peak"])
+        };
+        let folder = parent.join("gpu-migrate-hostile");
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::write(folder.join(files[0]), MEMORY_BYTES.to_string())
+            .with_context(|| format!("{}: cannot limit its memory", folder.display()))?;
+        Ok(Self { folder, files })
+    }
+
+    /// Bytes.
+    fn peak(&self) -> Result<u64> {
+        Ok(std::fs::read_to_string(self.folder.join(self.files[1]))?.trim().parse()?)
+    }
+
+    fn remove(&mut self) {
+        // It is empty by now; one that stays is used again.
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
