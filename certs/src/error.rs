@@ -32,7 +32,7 @@ pub enum CertError {
     #[error("{name:?} is not a name a certificate can carry: expected a DNS name or an IP address")]
     Name { name: String },
     /// Others kept changing the object under us.
-    #[error("{object}: changed by someone else {attempts} times in a row while we tried to write it")]
+    #[error("{object}: changed by another client {attempts} times in a row between reading and writing it")]
     Contended { object: String, attempts: u32 },
 }
 

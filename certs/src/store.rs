@@ -186,7 +186,7 @@ fn read_folder(folder: &Path) -> Result<BTreeMap<String, String>, CertError> {
     Ok(entries)
 }
 
-/// Each file by a temporary one and a rename, readable by the owner alone; the bundle by everyone, since clients need it.
+/// Each file by a temporary one and a rename, readable by the owner alone; the bundle by all users, since clients need it.
 fn write_folder(folder: &Path, keyring: &Keyring) -> Result<(), CertError> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

@@ -86,7 +86,7 @@ async fn replicas_with_clocks_apart_rotate_together() {
         for result in futures::future::join_all(ticks).await {
             result.unwrap();
         }
-        // Whoever ticked before the last write reads it at the next tick: after one more they all agree.
+        // A replica that ticked before the last write reads it at the next tick: after one more all agree.
         for (_, rotator) in &mut replicas {
             rotator.tick().await.unwrap();
         }
@@ -101,7 +101,7 @@ async fn replicas_with_clocks_apart_rotate_together() {
     assert_eq!(api.get(LEASE).unwrap()["spec"]["holderIdentity"], "", "held only while rotating");
 }
 
-/// What a clock that is years ahead would do: announce, promote and forget CAs in one go, with certificates that nobody accepts.
+/// What a clock that is years ahead would do: announce, promote and forget CAs in one go, with certificates that no client accepts.
 #[tokio::test]
 async fn a_replica_whose_clock_is_off_makes_nothing() {
     let (api, time) = (FakeApi::default(), Time::new());
@@ -210,7 +210,7 @@ async fn the_ca_bundle_is_injected_through_conflicts_and_follows_the_ca() {
         ours == base64::engine::general_purpose::STANDARD.encode(bundle(&certs))
     };
     eventually("injection", || injected() && *registered.borrow()).await;
-    // A new CA is announced: whoever asks next reads it, and it is injected without a restart.
+    // A new CA is announced: the next to ask reads it, and it is injected without a restart.
     let before = bundle(&certs);
     time.forward(21_000);
     certs.refresh().await;

@@ -238,9 +238,9 @@ async fn clients_are_checked_by_ca_and_by_name() {
     let bundle = certs.bundle().borrow().clone().unwrap();
     for (who, identity, expected) in [
         ("the API server", Some(identity(&ours, &clock, "kube-apiserver")), true),
-        ("someone else of the same CA", Some(identity(&ours, &clock, "kubelet")), false),
+        ("another client of the same CA", Some(identity(&ours, &clock, "kubelet")), false),
         ("the right name of another CA", Some(identity(&foreign, &clock, "kube-apiserver")), false),
-        ("nobody", None, false),
+        ("no certificate", None, false),
     ] {
         let answer = get(address, client(&bundle, &clock, identity, &[])).await;
         assert_eq!(answer.is_ok(), expected, "{who}: {answer:?}");

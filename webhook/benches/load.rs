@@ -291,7 +291,7 @@ async fn rounds_of_both(
 ) -> Result<Vec<(Round, Round)>> {
     let mut pairs = Vec::new();
     for index in 0..rounds {
-        // The order changes too: whoever comes second in a pair must not profit from it.
+        // The order changes too: the second in a pair must not profit from it.
         let pair = if index % 2 == 0 {
             let first = round(echo, bodies, time, connections, pace).await?;
             (first, round(webhook, bodies, time, connections, pace).await?)

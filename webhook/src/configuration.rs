@@ -17,7 +17,7 @@ pub const NAME: &str = "gpu-migrate";
 /// Path that reviews are posted to.
 pub const PATH: &str = "/mutate";
 
-/// CEL: a mirror pod stands for a pod that the kubelet runs already. The API server lets no one add or remove the annotation later.
+/// CEL: a mirror pod stands for a pod that the kubelet runs already. The API server refuses to add or remove the annotation later.
 const NOT_A_MIRROR_POD: &str =
     "!has(object.metadata.annotations) || !('kubernetes.io/config.mirror' in object.metadata.annotations)";
 
@@ -135,7 +135,7 @@ impl WebhookConfiguration {
         })
     }
 
-    /// The MutatingWebhookConfiguration. Without a bundle the `caBundle` is left to whoever injects it.
+    /// The MutatingWebhookConfiguration. Without a bundle the `caBundle` is left to what injects it.
     ///
     /// Pods that ask for cards or shares go to `pods.gpu-migrate.io`: a converted pod as well, when it is reinvoked after another
     /// webhook. In guarded namespaces the others go to `guard.gpu-migrate.io`, with pods that opted out of being converted and
@@ -199,7 +199,7 @@ impl WebhookConfiguration {
     }
 }
 
-/// Whether every webhook of a configuration carries these CAs; without a bundle, whether there is one that somebody injects.
+/// Whether every webhook of a configuration carries these CAs; without a bundle, whether there is one that was injected.
 #[must_use]
 pub fn carries(configuration: &Value, bundle: Option<&Bundle>) -> bool {
     let wanted = bundle.map(|bundle| base64::engine::general_purpose::STANDARD.encode(&bundle.0));

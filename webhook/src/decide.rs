@@ -472,7 +472,7 @@ fn describe(changes: &[Change]) -> String {
 
 /// The API server cuts or drops warnings beyond 120 characters.
 const LONGEST_WARNING: usize = 120;
-/// A user may cause as many as there are containers and resource names; no one reads more than these.
+/// A user may cause as many as there are containers and resource names; more than these are of no use.
 const MOST_WARNINGS: usize = 10;
 /// In front of every warning: a person sees many webhooks' warnings side by side.
 const OUR_NAME: &str = "gpu-migrate: ";

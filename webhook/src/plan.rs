@@ -17,7 +17,7 @@ pub struct Subject<'s> {
     pub namespace: &'s str,
     /// The namespace's labels; unknown ones count as opted in, and the project must be on the pod.
     pub namespace_labels: Option<&'s BTreeMap<String, String>>,
-    /// Kind and name of the controller whose template it is; `None` for a pod, which says itself whose it is.
+    /// Kind and name of the controller whose template it is; `None` for a pod, which names its own owner.
     pub controller: Option<(&'s str, &'s str)>,
     pub cluster: &'s ClusterFacts,
 }

@@ -21,7 +21,7 @@ use crate::configuration::{NAME, WebhookConfiguration, carries};
 use crate::review::Snapshot;
 
 const RECONCILE: Duration = Duration::from_secs(60);
-/// From a write to the next that somebody else's write causes: they may keep writing too.
+/// From a write to the next that a write of another client causes: it may keep writing.
 const PAUSE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(2);
 const MANAGER: &str = "gpu-migrate-webhook";

@@ -28,11 +28,11 @@ fn the_webhook_keeps_out_of_everything_that_did_not_ask_for_it() {
         assert_eq!(selector["matchLabels"]["gpu-migrate.io/opt-in"], "true");
         let never = json!({"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["gpu", "kube-node-lease", "kube-system"]});
         assert_eq!(selector["matchExpressions"], json!([never]));
-        assert!(webhook["clientConfig"].get("caBundle").is_none(), "left to whoever injects it");
+        assert!(webhook["clientConfig"].get("caBundle").is_none(), "left to what injects it");
     }
     let opt_out = json!({"key": "gpu-migrate.io/opt-out", "operator": "NotIn", "values": ["true"]});
     assert_eq!(pods["objectSelector"]["matchExpressions"], json!([opt_out]));
-    assert_eq!(guard["objectSelector"], json!({}), "nobody opts out of the guard");
+    assert_eq!(guard["objectSelector"], json!({}), "no pod is left out of the guard");
     assert_eq!(pods["rules"].as_array().unwrap().len(), 1);
     let ephemeral = &guard["rules"][1];
     assert_eq!(

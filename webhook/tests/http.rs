@@ -352,7 +352,7 @@ async fn bodies_of_one_address_leave_room_for_the_others() {
     assert_eq!((context.memory.used(), context.metrics.in_flight.get()), (0, 0));
 }
 
-/// The server says how long a body may take, not `?timeout=` of whoever calls.
+/// The server says how long a body may take, not the client's `?timeout=`.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_never_ends_meets_the_deadline() {
     let context = context(json!({}));

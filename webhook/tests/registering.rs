@@ -1,10 +1,12 @@
 //! The webhook configuration in the cluster, kept by one of several replicas.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::convert::Infallible;
+mod common;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::api::{Answer, client, respond};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::{StreamExt, stream};
 use gpu_migrate_certs::{Certs, Lifetimes, Options, Source, wall_clock};
@@ -13,14 +15,12 @@ use gpu_migrate_webhook::metrics::Metrics;
 use gpu_migrate_webhook::policy::Settings;
 use gpu_migrate_webhook::reconciler::ConfigurationReconciler;
 use gpu_migrate_webhook::source::Store;
-use http::{Method, Request, Response};
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::{Bytes, Frame};
+use http::{Method, Request};
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-type Answer = Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
 /// An API server with one webhook configuration, which it replaces by whatever is applied.
 #[derive(Clone, Default)]
@@ -38,11 +38,10 @@ struct State {
 impl Api {
     fn client(&self) -> kube::Client {
         let api = self.clone();
-        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        client(move |request| {
             let api = api.clone();
-            async move { Ok::<_, Infallible>(api.answer(request).await) }
-        });
-        kube::Client::new(service, "default")
+            async move { api.answer(request).await }
+        })
     }
 
     async fn answer(&self, request: Request<kube::client::Body>) -> Answer {
@@ -87,10 +86,6 @@ impl Api {
     }
 }
 
-fn respond(chunks: stream::BoxStream<'static, Bytes>) -> Answer {
-    Response::new(StreamBody::new(chunks.map(|chunk| Ok(Frame::data(chunk))).boxed()))
-}
-
 /// A replica with a `--timeout-seconds` of its own: another version, or the same with other arguments.
 async fn replica(
     api: &Api,
@@ -128,7 +123,7 @@ async fn one_replica_writes_and_all_are_registered() {
     let (old, mut old_registered) = replica(&api, folder.path(), 5, &stop).await;
     let (new, mut new_registered) = replica(&api, folder.path(), 7, &stop).await;
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(api.writes().is_empty() && !*old_registered.borrow(), "nobody leads");
+    assert!(api.writes().is_empty() && !*old_registered.borrow(), "none leads");
     old.send_replace(true);
     old_registered.wait_for(|registered| *registered).await.unwrap();
     new_registered.wait_for(|registered| *registered).await.unwrap();
@@ -143,9 +138,9 @@ async fn one_replica_writes_and_all_are_registered() {
     stop.cancel();
 }
 
-/// Somebody else who keeps writing, such as a GitOps controller, gets an answer every few seconds, not at once.
+/// The writes of another client, such as a GitOps controller, are undone every few seconds, not at once.
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_writes_is_put_right_at_a_bounded_rate() {
+async fn what_another_client_writes_is_corrected_at_a_bounded_rate() {
     let (api, stop) = (Api::default(), CancellationToken::new());
     let folder = tempfile::tempdir().unwrap();
     let (leading, mut registered) = replica(&api, folder.path(), 5, &stop).await;

@@ -1,10 +1,11 @@
 //! Policies and namespaces from a watch, and what the webhook says about each policy in its status.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+mod common;
 
+use std::sync::{Arc, Mutex};
+
+use common::api::{Answer, client, eventually, respond};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::{StreamExt, stream};
 use gpu_migrate_webhook::metrics::Metrics;
@@ -12,9 +13,9 @@ use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::policy::{Mode, Settings};
 use gpu_migrate_webhook::source::Store;
 use gpu_migrate_webhook::source::cluster::ClusterSource;
-use http::{Method, Request, Response};
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::{Bytes, Frame};
+use http::{Method, Request};
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -22,8 +23,6 @@ const MIGRATIONS: &str = "/apis/gpu-migrate.io/v1alpha1/gpumigrations";
 const NAMESPACES: &str = "/api/v1/namespaces";
 const SHADOWS: &str = "/apis/gpu-migrate.io/v1alpha1/gpushadows";
 const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
-
-type Answer = Response<StreamBody<stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
 /// An API server that lists what it is given, streams what it is told, and keeps the statuses written to it.
 #[derive(Clone)]
@@ -37,11 +36,10 @@ struct Api {
 impl Api {
     fn client(&self) -> kube::Client {
         let api = self.clone();
-        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        client(move |request| {
             let api = api.clone();
-            async move { Ok::<_, Infallible>(api.answer(request).await) }
-        });
-        kube::Client::new(service, "default")
+            async move { api.answer(request).await }
+        })
     }
 
     async fn answer(&self, request: Request<kube::client::Body>) -> Answer {
@@ -112,24 +110,10 @@ impl Api {
     }
 }
 
-fn respond(chunks: stream::BoxStream<'static, Bytes>) -> Answer {
-    Response::new(StreamBody::new(chunks.map(|chunk| Ok(Frame::data(chunk))).boxed()))
-}
-
 fn migration(name: &str, generation: i64, spec: Value) -> Value {
     json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration",
         "metadata": {"name": name, "uid": name, "generation": generation, "resourceVersion": generation.to_string()},
         "spec": spec})
-}
-
-async fn eventually(what: &str, check: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if check() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{what} did not happen");
 }
 
 #[tokio::test]

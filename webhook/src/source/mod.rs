@@ -21,7 +21,7 @@ use crate::review::Snapshot;
 /// Labels by namespace, as the snapshot holds them.
 pub type Namespaces = HashMap<String, Arc<BTreeMap<String, String>>>;
 
-/// Holds the snapshot that reviews are decided by. One task writes it, everyone reads it.
+/// Holds the snapshot that reviews are decided by. One task writes it, all requests read it.
 #[derive(Clone)]
 pub struct Store {
     snapshot: Arc<ArcSwap<Snapshot>>,

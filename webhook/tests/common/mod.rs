@@ -1,6 +1,8 @@
 //! Cases in few words: a pod, its namespace and policies, and what comes of it.
 #![allow(dead_code)]
 
+pub(crate) mod api;
+
 use std::collections::BTreeMap;
 
 use gpu_migrate_model::crd::GPUMigration;
