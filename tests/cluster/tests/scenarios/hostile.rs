@@ -42,6 +42,8 @@ const STATUS: usize = 200;
 const ODD_KEYS: usize = 60_000;
 /// At a time; each creates one pod after the other.
 const CREATORS: usize = 4;
+/// From one review at the webhook itself to the next.
+const BETWEEN: Duration = Duration::from_millis(5);
 /// How long the load stays once it is complete.
 const TIME: Duration = Duration::from_secs(20);
 
@@ -63,22 +65,35 @@ pub(crate) async fn clients_without_credentials_keep_no_pod_from_being_converted
     cluster.restart_webhook_in(None).await?;
     limit.remove();
 
-    let times = outcome?;
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    eprintln!(
-        "    {} pods, from the client: p50 {:.1?}, p99 {:.1?}; {calls:?}; memory at most {} MiB of {MEMORY}",
-        times.len(),
-        at(0.5),
-        at(0.99),
-        peak >> 20
-    );
+    let Seen { pods, reviews, metrics } = outcome?;
+    for (what, times) in [("pods created by the apiserver", &pods), ("reviews at the webhook", &reviews)] {
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+        eprintln!("    {} {what}: p50 {:.1?}, p99 {:.1?}", times.len(), at(0.5), at(0.99));
+    }
+    eprintln!("    {calls:?}, memory at most {} MiB of {MEMORY}; {}", peak >> 20, metrics.join(", "));
     ensure!(!restarted && calls.failed == 0 && calls.failed_open == 0, "restarted: {restarted}, {calls:?}");
-    ensure!(calls.answered >= times.len() as u64, "{calls:?} for {} pods: this proves nothing", times.len());
+    let counted = |name: &str| {
+        let value = metrics.iter().find_map(|line| line.strip_prefix(name)?.trim().parse::<usize>().ok());
+        value.unwrap_or_default()
+    };
+    let loaded = calls.answered >= pods.len() as u64
+        && counted("connections") > SLOW
+        && counted("connections_closed_total{reason=\"peer\"}") > IDLE / 2
+        && counted("rejected_total{reason=\"deadline\"}") > SLOW
+        && counted("rejected_total{reason=\"overload\"}") > 0;
+    ensure!(loaded, "{} pods, {metrics:?}: this was no load", pods.len());
     Ok(())
 }
 
-/// How long each creation took, ascending.
-async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Vec<Duration>> {
+/// What came of the load: how long each call took, ascending, and what the webhook counted.
+struct Seen {
+    pods: Vec<Duration>,
+    reviews: Vec<Duration>,
+    /// Without their common prefix.
+    metrics: Vec<String>,
+}
+
+async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Seen> {
     // As root: the limit of a shell is often 1024.
     output(Command::new("prlimit").args(["--nofile=8192", "--pid", &std::process::id().to_string()]))?;
     let [port, status] = cluster.setup.ports.webhook;
@@ -88,6 +103,9 @@ async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Vec<Durati
     for _ in 0..CREATORS {
         creators.spawn(create(cluster.client.clone(), namespace.to_owned(), stop.clone()));
     }
+    // From the apiserver's address.
+    let reviewer = connect(1, port, &tls).await?;
+    let reviewer = tokio::spawn(review(reviewer, namespace.to_owned(), stop.clone()));
     // Each from an address of its own, as other pods would: the webhook counts by address.
     let mut load = JoinSet::new();
     for index in 0..IDLE {
@@ -122,16 +140,61 @@ async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Vec<Durati
     // What the kubelet and the Endpoints go by.
     let probed = async { http::get(status, "/livez").await.and(http::get(status, "/readyz").await) };
     let probed = tokio::time::timeout(Duration::from_secs(5), probed).await;
+    let metrics = http::get(status, "/metrics").await;
     stop.store(true, Ordering::Relaxed);
-    let mut all = Vec::new();
+    let mut pods = Vec::new();
     while let Some(times) = creators.join_next().await {
-        all.extend(times??);
+        pods.extend(times??);
     }
+    let mut reviews = reviewer.await??;
     load.shutdown().await;
     odd?;
     probed.context("no answer to a probe within 5 s")??;
-    all.sort_unstable();
-    Ok(all)
+    pods.sort_unstable();
+    reviews.sort_unstable();
+    let metrics = metrics?;
+    let of_load = ["connections", "rejected"];
+    let metrics = metrics.lines().filter_map(|line| line.strip_prefix("gpu_migrate_webhook_"));
+    let metrics = metrics.filter(|line| of_load.iter().any(|name| line.starts_with(name)));
+    Ok(Seen { pods, reviews, metrics: metrics.map(str::to_owned).collect() })
+}
+
+/// A review after the other on one connection, as the apiserver sends them.
+async fn review(mut stream: Connection, namespace: String, stop: Arc<AtomicBool>) -> Result<Vec<Duration>> {
+    let object = json!({"metadata": {"name": "p", "namespace": namespace}, "spec": pod_spec(GPU)});
+    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+    let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "operation": "CREATE", "resource": resource, "namespace": namespace, "object": object}});
+    let body = body.to_string();
+    let request = format!("{HEAD}{}\r\n\r\n{body}", body.len());
+    let mut times = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        stream.write_all(request.as_bytes()).await?;
+        let answer = response(&mut stream).await?;
+        times.push(begin.elapsed());
+        ensure!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"patch\""), "{answer}");
+        tokio::time::sleep(BETWEEN).await;
+    }
+    Ok(times)
+}
+
+/// One response with a length.
+async fn response(stream: &mut Connection) -> Result<String> {
+    let mut bytes = vec![0; 64 << 10];
+    let mut filled = 0;
+    loop {
+        let count = stream.read(&mut bytes[filled..]).await?;
+        ensure!(count > 0, "the connection was closed after {filled} bytes");
+        filled += count;
+        let text = String::from_utf8_lossy(&bytes[..filled]);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length =
+            head.lines().find_map(|line| line.strip_prefix("content-length: ")).context("no length")?;
+        if body.len() >= length.parse()? {
+            return Ok(text.into_owned());
+        }
+    }
 }
 
 /// Creates pods until it is stopped; fails for one that is not converted.
