@@ -28,7 +28,7 @@ pub mod watch;
 #[cfg(feature = "server")]
 pub use self::{
     logging::LogFormat,
-    process::{main, main_with_background},
+    process::{main, main_with_background, main_with_workers},
     tasks::Tasks,
 };
 

@@ -1,5 +1,6 @@
 //! The frame of a server's `main`.
 
+use std::num::NonZeroU8;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -16,8 +17,27 @@ pub fn main<F>(log: LogFormat, program: impl FnOnce(CancellationToken) -> F) -> 
 where
     F: Future<Output = anyhow::Result<()>>,
 {
+    on(&mut Builder::new_multi_thread(), log, program)
+}
+
+/// As [`main()`], with so many threads that answer requests instead of one for each core of the node.
+pub fn main_with_workers<F>(
+    log: LogFormat,
+    workers: NonZeroU8,
+    program: impl FnOnce(CancellationToken) -> F,
+) -> ExitCode
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    on(Builder::new_multi_thread().worker_threads(usize::from(workers.get())), log, program)
+}
+
+fn on<F>(runtime: &mut Builder, log: LogFormat, program: impl FnOnce(CancellationToken) -> F) -> ExitCode
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
     log.install();
-    let runtime = Builder::new_multi_thread().enable_all().build().context("starting tokio");
+    let runtime = runtime.enable_all().build().context("starting tokio");
     exit_code(runtime.and_then(|runtime| {
         let signals = runtime.handle().clone();
         run(runtime, &signals, program)
@@ -108,6 +128,12 @@ mod tests {
         let run = |outcome: fn() -> anyhow::Result<()>| main(LogFormat::Text, |_| async move { outcome() });
         assert_eq!(run(|| Ok(())), ExitCode::SUCCESS);
         assert_eq!(run(|| anyhow::bail!("no")), ExitCode::FAILURE);
+        let workers = NonZeroU8::new(3).unwrap();
+        let counted = main_with_workers(LogFormat::Text, workers, |_| async {
+            anyhow::ensure!(Handle::current().metrics().num_workers() == 3);
+            Ok(())
+        });
+        assert_eq!(counted, ExitCode::SUCCESS);
         let apart = main_with_background(LogFormat::Text, |_, background| async move {
             Ok(background.spawn(async {}).await?)
         });

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -122,6 +123,9 @@ pub struct LimitArgs {
     /// Open connections, at most half of them from one address; for one more, that which has been idle longest is closed.
     #[arg(long, env = "GPU_MIGRATE_MAX_CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(2..))]
     pub max_connections: u16,
+    /// Threads that answer reviews; a review takes tens of microseconds.
+    #[arg(long, env = "GPU_MIGRATE_WORKER_THREADS", default_value = "2")]
+    pub worker_threads: NonZeroU8,
     /// How long to accept requests after SIGTERM, while endpoints propagate.
     #[arg(long, env = "GPU_MIGRATE_DRAIN_DELAY", default_value = "5s", value_parser = duration)]
     pub drain_delay: Duration,
@@ -226,6 +230,7 @@ mod tests {
             (["--service", "a/b:c"], "expected NAMESPACE/NAME"),
             (["--drain-delay", "soon"], "expected a duration"),
             (["--drain-delay", "0s"], "expected a duration above zero"),
+            (["--worker-threads", "0"], "number would be zero"),
             (["--timeout-seconds", "31"], "31 is not in 1..=30"),
         ] {
             let error = Args::try_parse_from(["w", arguments[0], arguments[1]]).unwrap_err().to_string();

@@ -8,5 +8,7 @@ use gpu_migrate_webhook::run::run;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    gpu_migrate_runtime::main(args.log_format, |shutdown| run(args, shutdown))
+    gpu_migrate_runtime::main_with_workers(args.log_format, args.limits.worker_threads, |shutdown| {
+        run(args, shutdown)
+    })
 }

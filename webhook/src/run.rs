@@ -82,7 +82,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tasks.spawn("registration metric", count_registered(registered, metrics.registered.clone()));
     }
 
-    let LimitArgs { max_body_memory, max_connections, drain_delay, drain_timeout } = limits;
+    let LimitArgs { max_body_memory, max_connections, worker_threads: _, drain_delay, drain_timeout } =
+        limits;
     let bounds = Limits {
         connections: max_connections.into(),
         per_peer: usize::from(max_connections) / 2,

@@ -160,18 +160,33 @@ proptest! {
 
     #[test]
     fn every_pod_converts_exactly_once_and_goes_back(
-        (pod, asks) in any_pod(), (spec, cores, blocks) in any_policy(), guard in any::<bool>(),
+        (pod, asks) in any_pod(), (mut spec, cores, blocks) in any_policy(), guard in any::<bool>(),
+        volcano in any::<bool>(), largest in prop::option::of(1_u64..200_000),
     ) {
         let more: &[(&str, &str)] = if guard { &[("gpu-migrate.io/void-guard", "true")] } else { &[] };
-        let run = |pod: Value| Case::new(pod).policies(vec![policy("p", spec.clone())]).namespace(namespace(more)).run();
+        if volcano {
+            spec["scheduling"]["replaceSchedulers"] = json!(["volcano"]);
+        }
+        let cluster = ClusterFacts { largest_card_mib: largest, ..ClusterFacts::default() };
+        let run = |pod: Value| {
+            let case = Case::new(pod).policies(vec![policy("p", spec.clone())]).namespace(namespace(more));
+            case.cluster(cluster.clone()).run()
+        };
         let done = run(pod.clone());
         let cards: u32 = asks.iter().filter_map(|ask| ask.cards).sum();
-        // The policy lists no other scheduler, and the annotations name no size of a gang.
-        let listed = pod["spec"]["schedulerName"] != "volcano"
+        // Volcano's pods where the policy lists it; the annotations name no size of a gang.
+        let listed = (volcano || pod["spec"]["schedulerName"] != "volcano")
             && pod.pointer("/metadata/annotations/scheduling.k8s.io~1group-name").is_none();
-        prop_assert_eq!(done.outcome == "converted", cards > 0 && listed, "{}", done.outcome);
+        // A block is 256 MiB, and each card gives as much as the others.
+        let fits = asks.iter().filter_map(|ask| ask.cards).filter(|cards| *cards > 0).all(|cards| {
+            let of_a_card = u64::from(promised(cards, cores, blocks).1 / cards);
+            largest.is_none_or(|largest| of_a_card * 256 <= largest)
+        });
+        let converts = cards > 0 && listed && fits;
+        let expected = if converts { "converted" } else if cards > 0 { "unconvertible" } else { &done.outcome };
+        prop_assert_eq!(&done.outcome, expected);
 
-        if cards > 0 && listed {
+        if converts {
             let text = done.pod["spec"].to_string();
             prop_assert!(!text.contains("\"nvidia.com/gpu\":"), "{}", text);
             let all = ["initContainers", "containers"].map(|list| done.pod["spec"][list].as_array().cloned());
