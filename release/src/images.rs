@@ -112,6 +112,7 @@ impl Source {
             layers: vec![root, &layer],
             entrypoint: vec![&format!("/{}", component.program)],
             arguments: Vec::new(),
+            environment: Vec::new(),
             user: component.user,
             labels: BTreeMap::from([
                 label("org.opencontainers.image.title", component.program),

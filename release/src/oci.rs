@@ -72,6 +72,8 @@ pub struct Image<'a> {
     pub layers: Vec<&'a Layer>,
     pub entrypoint: Vec<&'a str>,
     pub arguments: Vec<&'a str>,
+    /// `NAME=value`, besides the `PATH`.
+    pub environment: Vec<&'a str>,
     /// `uid:gid`, or empty for root.
     pub user: &'a str,
     pub labels: BTreeMap<&'a str, String>,
@@ -93,13 +95,15 @@ impl Image<'_> {
         let Some((_, tag)) = self.name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) else {
             bail!("{} is no name of an image with a tag, such as registry/name:1.0", self.name);
         };
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/";
+        let environment: Vec<&str> = [path].into_iter().chain(self.environment.iter().copied()).collect();
         let config = json!({
             "created": self.created.to_string(),
             "architecture": self.architecture,
             "os": "linux",
             "config": {
                 "User": self.user,
-                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"],
+                "Env": environment,
                 "Entrypoint": self.entrypoint,
                 "Cmd": self.arguments,
                 "WorkingDir": "/",

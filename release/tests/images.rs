@@ -196,6 +196,7 @@ fn a_layer_names_its_folders_and_an_image_its_tag() {
             layers: vec![&layer],
             entrypoint: vec!["/a/link"],
             arguments: vec![],
+            environment: vec![],
             user: "",
             labels: BTreeMap::new(),
         };

@@ -26,6 +26,7 @@ pub fn tarball(work: &Path, name: &str, verb: &str) -> Result<Vec<u8>> {
         layers: vec![&layer],
         entrypoint: vec!["/work"],
         arguments: vec![verb],
+        environment: Vec::new(),
         user: "",
         labels: BTreeMap::new(),
     };

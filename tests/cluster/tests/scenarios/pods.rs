@@ -1,8 +1,9 @@
 //! What a user gets: the packaged chart, installed by Helm, with our images, and every component in its pod.
 //!
-//! Nothing of the chart is changed: security contexts, probes, mounts, Services and rights are its own. Outside of a pod are
-//! NVIDIA's plugin (it is not ours), NVML (a stand-in, which the runtime class `nvidia` brings into the agent's container as NVIDIA's
-//! runtime does) and the forwarder of [`gpu_migrate_cluster_tests::pod_network`]. The programs are those of the tests.
+//! Nothing of the chart is changed: security contexts, probes, mounts, Services and rights are its own. NVIDIA's plugin is the real
+//! one, in the DaemonSet that the operator makes for the pool. A stand-in is NVML, which the runtime class `nvidia` brings into
+//! containers as NVIDIA's runtime does; outside of a pod is the forwarder of [`gpu_migrate_cluster_tests::pod_network`]. The
+//! programs are those of the tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +25,7 @@ use gpu_migrate_cluster_tests::{
     wait::Seen,
     workload::{deployment, only_card, phase_and_why},
 };
-use gpu_migrate_model::names::{Dialect, PLUGIN};
+use gpu_migrate_model::{crd::GPUConfig, names::Dialect};
 use gpu_migrate_release::{
     debian,
     images::{COMPONENTS, Source},
@@ -34,6 +35,7 @@ use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, Deployment},
         core::v1::{Node, Pod},
+        node::v1::RuntimeClass,
     },
     jiff::Timestamp,
 };
@@ -41,7 +43,10 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// NVIDIA's plugin, in the version that the tests have.
+const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 
 /// Installs, bridges the node, converts a Deployment, looks at what runs, and uninstalls.
 pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: &mut Cluster) -> Result<()> {
@@ -57,15 +62,18 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
         "kubectl apply -f deploy/base/namespace.yaml",
         "helm package deploy/chart/gpu-migrate",
         // Never: what is not among the imported images must not come from a registry.
-        "helm install gpu-migrate gpu-migrate-*.tgz --namespace gpu-migrate-system --set image.pullPolicy=Never --wait --timeout 110s",
+        &format!(
+            "helm install gpu-migrate gpu-migrate-*.tgz --namespace gpu-migrate-system --set image.pullPolicy=Never,nvidiaPlugin.image={NVIDIA_IMAGE} --wait --timeout 110s"
+        ),
     ] {
         run(cluster, &helm, command).await?;
     }
     cluster.wait_for_webhook().await?;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let labelled = |value: serde_json::Value| Patch::Merge(json!({"metadata": {"labels": {PLUGIN: value}}}));
-    nodes.patch(NODE, &PatchParams::default(), &labelled(json!("Bridged"))).await?;
-    cluster.start_nvidia_plugin_behind_agent().await?;
+    let labelled = |value: Value| Patch::Merge(json!({"metadata": {"labels": {"pool": value}}}));
+    nodes.patch(NODE, &PatchParams::default(), &labelled(json!("a100"))).await?;
+    manifests::apply(&cluster.client, &manifests::of_document("deploy/RUNBOOK.md", "GPUConfig")?, false)
+        .await?;
     cluster.wait_for_both_kinds().await?;
     all_ready(cluster).await?;
 
@@ -88,18 +96,19 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
         .await?;
     let pods = cluster.pods(&namespace);
     no_pods(cluster, "the shared pods to go", &pods).await?;
-    cluster.remove("nvidia-device-plugin")?;
     nodes.patch(NODE, &PatchParams::default(), &labelled(json!(null))).await?;
-    let agents: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     cluster
-        .until("the operator to delete the node agent's DaemonSet", TIMEOUT, || async {
-            let left = agents.list(&ListParams::default()).await?.items;
-            Ok(Seen::from_bool(left.is_empty(), || format!("{} left", left.len())))
+        .until("the operator to remove what ran on the node", TIMEOUT, || async {
+            let left = sets.list(&ListParams::default()).await?.items;
+            Ok(Seen::from_bool(left.is_empty(), || format!("{} DaemonSets left", left.len())))
         })
         .await?;
+    Api::<GPUConfig>::all(cluster.client.clone()).delete("cluster", &DeleteParams::default()).await?;
     run(cluster, &helm, "helm uninstall gpu-migrate --namespace gpu-migrate-system --wait").await?;
     let pods = cluster.pods(SYSTEM_NAMESPACE);
     no_pods(cluster, "our pods to go", &pods).await?;
+    Api::<RuntimeClass>::all(cluster.client.clone()).delete("nvidia", &DeleteParams::default()).await?;
     cluster.disconnect_pods(network).await
 }
 
@@ -109,7 +118,7 @@ async fn run(cluster: &mut Cluster, helm: &Runbook, command: &str) -> Result<()>
     Ok(())
 }
 
-/// Our images from the programs of the tests, and one of kube-scheduler, which no registry is asked for.
+/// Our images from the programs of the tests, and those of kube-scheduler and NVIDIA's plugin, which no registry is asked for.
 async fn import_images(cluster: &Cluster) -> Result<()> {
     let created = Timestamp::UNIX_EPOCH;
     let source = Source {
@@ -125,23 +134,32 @@ async fn import_images(cluster: &Cluster) -> Result<()> {
         cluster.import_image(&built.layout.tar)?;
     }
     let root = debian::root(&source.packages, architecture(), created)?;
-    // The chart asks for the version of the cluster.
+    // The chart asks for the scheduler of the cluster's version.
     let version = cluster.client.apiserver_version().await?.git_version;
-    let content = fs::read(&cluster.setup.binaries.scheduler)?;
-    let program = Tree::from([("usr/local/bin/kube-scheduler".into(), Entry::File { mode: 0o755, content })]);
-    let name = format!("registry.k8s.io/kube-scheduler:{version}");
-    let program = Layer::new(&program, created)?;
-    let scheduler = Image {
-        name: &name,
+    let binaries = &cluster.setup.binaries;
+    others_image(cluster, &root, &format!("registry.k8s.io/kube-scheduler:{version}"), &binaries.scheduler)?;
+    others_image(cluster, &root, NVIDIA_IMAGE, &binaries.nvidia_plugin)
+}
+
+/// The image of a program that is not ours, on the root file system of ours. Its environment is that of NVIDIA's image.
+fn others_image(cluster: &Cluster, root: &Layer, name: &str, program: &Path) -> Result<()> {
+    let file = program.file_name().and_then(|name| name.to_str()).context("a program has a name")?;
+    let content = fs::read(program)?;
+    let tree = Tree::from([(format!("usr/local/bin/{file}"), Entry::File { mode: 0o755, content })]);
+    let created = Timestamp::UNIX_EPOCH;
+    let layer = Layer::new(&tree, created)?;
+    let image = Image {
+        name,
         architecture: architecture(),
         created,
-        layers: vec![&root, &program],
-        entrypoint: vec![],
+        layers: vec![root, &layer],
+        entrypoint: vec![file],
         arguments: vec![],
-        user: "65532:65532",
+        environment: vec!["NVIDIA_VISIBLE_DEVICES=all"],
+        user: "",
         labels: BTreeMap::new(),
     };
-    cluster.import_image(&scheduler.layout()?.tar)
+    cluster.import_image(&image.layout()?.tar)
 }
 
 /// The programs without line tables, as releases have them.
@@ -155,7 +173,7 @@ fn stripped(cluster: &Cluster) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Waits until all our pods are ready, two of each Deployment and one agent, and fails if a container was ever restarted.
+/// Waits until all pods are ready, two of each Deployment, one agent and one of NVIDIA's plugin, and fails if a container was ever restarted.
 async fn all_ready(cluster: &mut Cluster) -> Result<()> {
     let pods = cluster.pods(SYSTEM_NAMESPACE);
     let all = cluster
@@ -163,7 +181,7 @@ async fn all_ready(cluster: &mut Cluster) -> Result<()> {
             let all = pods.list(&ListParams::default()).await?.items;
             let waiting: Vec<String> =
                 all.iter().filter(|pod| !is_ready(pod)).map(|pod| phase_and_why(Some(pod))).collect();
-            let done = waiting.is_empty() && all.len() == 7;
+            let done = waiting.is_empty() && all.len() == 8;
             Ok(Seen::from_option(done.then(|| all.clone()), || format!("{} pods; {waiting:?}", all.len())))
         })
         .await?;
@@ -187,24 +205,31 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-/// What the kernel says about the processes: no capability, no way to more, filtered system calls, a read-only root, and no
-/// root user but for the node agent.
+/// By their command, how many processes there are and as whom. On the node it is root: the kubelet's folders are root's.
+const PROCESSES: [(&str, usize, &str); 6] = [
+    ("/gpu-migrate-webhook", 2, "65532"),
+    ("/gpu-migrate-extender", 2, "65532"),
+    ("kube-scheduler", 2, "65532"),
+    ("/gpu-migrate-operator", 2, "65532"),
+    ("/gpu-migrate-bridge", 1, "0"),
+    ("nvidia-device-plugin", 1, "0"),
+];
+
+/// What the kernel says about the processes: their user, no capability and no way to one, filtered system calls, a read-only
+/// root file system.
 fn are_confined() -> Result<()> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/proc")? {
         let folder = entry?.path();
         let Ok(command) = fs::read(folder.join("cmdline")) else { continue };
-        let program =
-            String::from_utf8_lossy(command.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
-        let ours =
-            program.strip_prefix("/gpu-migrate-").or((program == "kube-scheduler").then_some("scheduler"));
-        let Some(name) = ours else { continue };
-        is_confined(&folder, if name == "bridge" { "0" } else { "65532" })
-            .with_context(|| format!("{program}, {}", folder.display()))?;
-        *found.entry(name.to_owned()).or_insert(0) += 1;
+        let program = command.split(|b| *b == 0).next().unwrap_or_default();
+        let Some((name, _, user)) = PROCESSES.iter().find(|(name, ..)| name.as_bytes() == program) else {
+            continue;
+        };
+        is_confined(&folder, user).with_context(|| format!("{name}, {}", folder.display()))?;
+        *found.entry(*name).or_insert(0) += 1;
     }
-    let expected = [("bridge", 1), ("extender", 2), ("operator", 2), ("scheduler", 2), ("webhook", 2)];
-    let expected = expected.map(|(name, count)| (name.to_owned(), count)).into();
+    let expected = PROCESSES.map(|(name, count, _)| (name, count)).into();
     ensure!(found == expected, "processes {found:?}, expected {expected:?}");
     Ok(())
 }
