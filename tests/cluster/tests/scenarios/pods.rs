@@ -18,10 +18,10 @@ use gpu_migrate_cluster_tests::{
     cluster::TIMEOUT,
     configs::NODE,
     manifests,
-    migration::{GPU, limit},
+    migration::{GPU, limit, uid},
     process::output,
     runbook::Runbook,
-    stage::SYSTEM_NAMESPACE,
+    stage::{CARDS, SYSTEM_NAMESPACE},
     wait::Seen,
     workload::{deployment, only_card, phase_and_why},
 };
@@ -48,7 +48,8 @@ use serde_json::{Value, json};
 /// NVIDIA's plugin, in the version that the tests have.
 const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 
-/// Installs, bridges the node, converts a Deployment, looks at what runs, and uninstalls.
+/// Installs, bridges the node, converts a Deployment, looks at what runs, upgrades under it, uninstalls, and installs again without
+/// Helm.
 pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: &mut Cluster) -> Result<()> {
     import_images(cluster).await?;
     let network = cluster.connect_pods().await?;
@@ -75,25 +76,30 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
     manifests::apply(&cluster.client, &manifests::of_document("deploy/RUNBOOK.md", "GPUConfig")?, false)
         .await?;
     cluster.wait_for_both_kinds().await?;
-    all_ready(cluster).await?;
+    all_ready(cluster, 8, "app.kubernetes.io/part-of=gpu-migrate").await?;
 
     let namespace = cluster.project("danlu", json!({})).await?;
     cluster.create_deployment(&namespace, deployment("train", 2, GPU)).await?;
-    let mut cards = BTreeSet::new();
-    for (pod, container) in cluster.all_running(&namespace, "train", 2).await? {
-        ensure!(limit(&pod, &Dialect::default().cores) == 100, "not converted: {:?}", pod.spec);
-        cards.insert(only_card(&container)?);
-    }
-    ensure!(cards.len() == 2, "both pods have the same whole card: {cards:?}");
-
-    all_ready(cluster).await?;
+    let cards = cards_of(cluster, &namespace, 2).await?;
+    all_ready(cluster, 8, "app.kubernetes.io/part-of=gpu-migrate").await?;
     are_confined()?;
+
+    // Every pod of ours is replaced, and no card changes hands.
+    run(cluster, &helm, "helm upgrade gpu-migrate gpu-migrate-*.tgz --namespace gpu-migrate-system --reuse-values --set extraLabels.release=next --wait --timeout 110s").await?;
+    all_ready(cluster, 8, "release=next").await?;
+    cluster.wait_for_webhook().await?;
+    // Of the two shared cards none is offered whole.
+    cluster.wait_for_allocatable(&[(&Dialect::default().legacy, CARDS - 2)]).await?;
+    ensure!(cards_of(cluster, &namespace, 2).await? == cards, "an upgrade moved pods");
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client.clone(), &namespace);
+    let more = Patch::Merge(json!({"spec": {"replicas": 3}}));
+    deployments.patch("train", &PatchParams::default(), &more).await?;
+    let after = cards_of(cluster, &namespace, 3).await?;
+    ensure!(cards.iter().all(|(pod, card)| after.get(pod) == Some(card)), "{cards:?}, then {after:?}");
     none_was_forbidden(cluster)?;
 
     // Shares first, then what served them.
-    Api::<Deployment>::namespaced(cluster.client.clone(), &namespace)
-        .delete("train", &DeleteParams::default())
-        .await?;
+    deployments.delete("train", &DeleteParams::default()).await?;
     let pods = cluster.pods(&namespace);
     no_pods(cluster, "the shared pods to go", &pods).await?;
     nodes.patch(NODE, &PatchParams::default(), &labelled(json!(null))).await?;
@@ -108,8 +114,25 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
     run(cluster, &helm, "helm uninstall gpu-migrate --namespace gpu-migrate-system --wait").await?;
     let pods = cluster.pods(SYSTEM_NAMESPACE);
     no_pods(cluster, "our pods to go", &pods).await?;
+
+    // And without Helm, from one file.
+    run(cluster, &helm, "kubectl apply --server-side --force-conflicts -f deploy/install.yaml").await?;
+    all_ready(cluster, 6, "app.kubernetes.io/part-of=gpu-migrate").await?;
+    run(cluster, &helm, "kubectl delete -f deploy/install.yaml").await?;
     Api::<RuntimeClass>::all(cluster.client.clone()).delete("nvidia", &DeleteParams::default()).await?;
     cluster.disconnect_pods(network).await
+}
+
+/// The converted pods by UID, and the one card that each has; no two have the same.
+async fn cards_of(cluster: &mut Cluster, namespace: &str, count: usize) -> Result<BTreeMap<String, String>> {
+    let mut cards = BTreeMap::new();
+    for (pod, container) in cluster.all_running(namespace, "train", count).await? {
+        ensure!(limit(&pod, &Dialect::default().cores) == 100, "not converted: {:?}", pod.spec);
+        cards.insert(uid(&pod), only_card(&container)?);
+    }
+    let different: BTreeSet<&String> = cards.values().collect();
+    ensure!(different.len() == count, "pods share a whole card: {cards:?}");
+    Ok(cards)
 }
 
 async fn run(cluster: &mut Cluster, helm: &Runbook, command: &str) -> Result<()> {
@@ -134,10 +157,16 @@ async fn import_images(cluster: &Cluster) -> Result<()> {
         cluster.import_image(&built.layout.tar)?;
     }
     let root = debian::root(&source.packages, architecture(), created)?;
-    // The chart asks for the scheduler of the cluster's version.
+    // The chart asks for the scheduler of the cluster's version, install.yaml for a fixed one.
     let version = cluster.client.apiserver_version().await?.git_version;
     let binaries = &cluster.setup.binaries;
-    others_image(cluster, &root, &format!("registry.k8s.io/kube-scheduler:{version}"), &binaries.scheduler)?;
+    let scheduler = "registry.k8s.io/kube-scheduler:";
+    let mut schedulers = manifests::images("base")?;
+    schedulers.retain(|name| name.starts_with(scheduler));
+    schedulers.insert(format!("{scheduler}{version}"));
+    for name in schedulers {
+        others_image(cluster, &root, &name, &binaries.scheduler)?;
+    }
     others_image(cluster, &root, NVIDIA_IMAGE, &binaries.nvidia_plugin)
 }
 
@@ -173,15 +202,18 @@ fn stripped(cluster: &Cluster) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Waits until all pods are ready, two of each Deployment, one agent and one of NVIDIA's plugin, and fails if a container was ever restarted.
-async fn all_ready(cluster: &mut Cluster) -> Result<()> {
+/// Waits until there are so many pods, all ready and with this label, and fails if a container was ever restarted. Of each Deployment
+/// there are two; on the node are the agent and NVIDIA's plugin.
+async fn all_ready(cluster: &mut Cluster, count: usize, label: &str) -> Result<()> {
     let pods = cluster.pods(SYSTEM_NAMESPACE);
+    let (key, value) = label.split_once('=').context("a label")?;
     let all = cluster
-        .until("all our pods to be ready", TIMEOUT, || async {
+        .until(&format!("{count} pods of {label} to be ready"), 2 * TIMEOUT, || async {
             let all = pods.list(&ListParams::default()).await?.items;
+            let done = |pod: &&Pod| is_ready(pod) && pod.labels().get(key).is_some_and(|v| v == value);
             let waiting: Vec<String> =
-                all.iter().filter(|pod| !is_ready(pod)).map(|pod| phase_and_why(Some(pod))).collect();
-            let done = waiting.is_empty() && all.len() == 8;
+                all.iter().filter(|pod| !done(pod)).map(|pod| phase_and_why(Some(pod))).collect();
+            let done = waiting.is_empty() && all.len() == count;
             Ok(Seen::from_option(done.then(|| all.clone()), || format!("{} pods; {waiting:?}", all.len())))
         })
         .await?;
