@@ -13,11 +13,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
-    Cluster, http,
+    Cluster,
+    cluster::TIMEOUT,
+    http,
     metrics::WebhookCalls,
     migration::{GPU, dry_run, limit},
     process::output,
     stage::WEBHOOK,
+    wait::{self, Seen},
     workload::{container, pod_spec},
 };
 use gpu_migrate_model::names::{Dialect, MIG_PREFIX};
@@ -45,7 +48,7 @@ const CREATORS: usize = 4;
 /// From one review at the webhook itself to the next.
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How long the load stays once it is complete.
-const TIME: Duration = Duration::from_secs(20);
+const TIME: Duration = Duration::from_secs(10);
 
 /// 2,000 idle connections, 300 bodies a byte at a time, 50 bodies of 7 MiB, 200 connections to the status port and a pod with
 /// 60,000 resource names, against one replica with the memory of its container: each pod is converted, and nothing restarts.
@@ -65,35 +68,47 @@ pub(crate) async fn clients_without_credentials_keep_no_pod_from_being_converted
     cluster.restart_webhook_in(None).await?;
     limit.remove();
 
-    let Seen { pods, reviews, metrics } = outcome?;
+    let (pods, reviews, counts) = outcome?;
     for (what, times) in [("pods created by the apiserver", &pods), ("reviews at the webhook", &reviews)] {
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
         eprintln!("    {} {what}: p50 {:.1?}, p99 {:.1?}", times.len(), at(0.5), at(0.99));
     }
-    eprintln!("    {calls:?}, memory at most {} MiB of {MEMORY}; {}", peak >> 20, metrics.join(", "));
+    eprintln!("    {calls:?}, memory at most {} MiB of {MEMORY}; {}", peak >> 20, counts.0.join(", "));
     ensure!(!restarted && calls.failed == 0 && calls.failed_open == 0, "restarted: {restarted}, {calls:?}");
-    let counted = |name: &str| {
-        let value = metrics.iter().find_map(|line| line.strip_prefix(name)?.trim().parse::<usize>().ok());
-        value.unwrap_or_default()
-    };
-    let loaded = calls.answered >= pods.len() as u64
-        && counted("connections") > SLOW
-        && counted("connections_closed_total{reason=\"peer\"}") > IDLE / 2
-        && counted("rejected_total{reason=\"deadline\"}") > SLOW
-        && counted("rejected_total{reason=\"overload\"}") > 0;
-    ensure!(loaded, "{} pods, {metrics:?}: this was no load", pods.len());
+    ensure!(calls.answered >= pods.len() as u64, "{calls:?} for {} pods: this proves nothing", pods.len());
     Ok(())
 }
 
-/// What came of the load: how long each call took, ascending, and what the webhook counted.
-struct Seen {
-    pods: Vec<Duration>,
-    reviews: Vec<Duration>,
-    /// Without their common prefix.
-    metrics: Vec<String>,
+/// What the webhook counts of its load: samples without their common prefix.
+struct Counts(Vec<String>);
+
+impl Counts {
+    async fn read(port: u16) -> Result<Self> {
+        let text = http::get(port, "/metrics").await?;
+        let ours = text.lines().filter_map(|line| line.strip_prefix("gpu_migrate_webhook_"));
+        let of_load = ours.filter(|line| line.starts_with("connections") || line.starts_with("rejected"));
+        Ok(Self(of_load.map(str::to_owned).collect()))
+    }
+
+    fn get(&self, name: &str) -> usize {
+        let value = self.0.iter().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_default()
+    }
+
+    /// Whether every part of the load has met its limit.
+    fn complete(&self) -> bool {
+        self.get("connections") > SLOW
+            && self.get("connections_closed_total{reason=\"peer\"}") > IDLE / 2
+            && self.get("rejected_total{reason=\"deadline\"}") > SLOW
+            && self.get("rejected_total{reason=\"overload\"}") > 0
+    }
 }
 
-async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Seen> {
+/// How long each creation and each review took, ascending, and what the webhook counted.
+async fn under_load(
+    cluster: &mut Cluster,
+    namespace: &str,
+) -> Result<(Vec<Duration>, Vec<Duration>, Counts)> {
     // As root: the limit of a shell is often 1024.
     output(Command::new("prlimit").args(["--nofile=8192", "--pid", &std::process::id().to_string()]))?;
     let [port, status] = cluster.setup.ports.webhook;
@@ -135,12 +150,7 @@ async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Seen> {
     for _ in 0..STATUS {
         load.spawn(async move { hold(tcp(5, status).await).await });
     }
-    tokio::time::sleep(TIME).await;
-    let odd = odd_pod(cluster, namespace).await;
-    // What the kubelet and the Endpoints go by.
-    let probed = async { http::get(status, "/livez").await.and(http::get(status, "/readyz").await) };
-    let probed = tokio::time::timeout(Duration::from_secs(5), probed).await;
-    let metrics = http::get(status, "/metrics").await;
+    let loaded = hold_out(cluster, namespace, status).await;
     stop.store(true, Ordering::Relaxed);
     let mut pods = Vec::new();
     while let Some(times) = creators.join_next().await {
@@ -148,15 +158,26 @@ async fn under_load(cluster: &mut Cluster, namespace: &str) -> Result<Seen> {
     }
     let mut reviews = reviewer.await??;
     load.shutdown().await;
-    odd?;
-    probed.context("no answer to a probe within 5 s")??;
     pods.sort_unstable();
     reviews.sort_unstable();
-    let metrics = metrics?;
-    let of_load = ["connections", "rejected"];
-    let metrics = metrics.lines().filter_map(|line| line.strip_prefix("gpu_migrate_webhook_"));
-    let metrics = metrics.filter(|line| of_load.iter().any(|name| line.starts_with(name)));
-    Ok(Seen { pods, reviews, metrics: metrics.map(str::to_owned).collect() })
+    Ok((pods, reviews, loaded?))
+}
+
+/// Waits until the load is complete, and for a while more; the probes are answered, and a pod of many names too.
+async fn hold_out(cluster: &mut Cluster, namespace: &str, status: u16) -> Result<Counts> {
+    cluster
+        .until("the load to be complete", TIMEOUT, || async {
+            let counts = Counts::read(status).await?;
+            Ok(Seen::from_bool(counts.complete(), || counts.0.join(", ")))
+        })
+        .await?;
+    wait::throughout("readiness and liveness", TIME, || async {
+        http::get(status, "/livez").await?;
+        http::get(status, "/readyz").await.map(drop)
+    })
+    .await?;
+    odd_pod(cluster, namespace).await?;
+    Counts::read(status).await
 }
 
 /// A review after the other on one connection, as the apiserver sends them.
