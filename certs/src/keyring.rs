@@ -72,20 +72,6 @@ impl Keyring {
         Ok(Self { signing: Ca::generate(owner, now, lifetimes)?, next: None, retired: Vec::new() })
     }
 
-    /// With CAs in the bundle that have signed before.
-    ///
-    /// # Errors
-    /// What [`Validity::of`] says of a certificate.
-    fn retire(&mut self, bundle: &Bundle) -> Result<(), String> {
-        for certificate in bundle.certificates() {
-            if !self.knows(&certificate) {
-                let validity = Validity::of(&certificate)?;
-                self.retired.push(Retired { pem: to_pem(&certificate), validity });
-            }
-        }
-        Ok(())
-    }
-
     /// What follows a keyring that was deleted: `bundle` is what clients trust now.
     ///
     /// # Errors
@@ -96,15 +82,27 @@ impl Keyring {
         now: Timestamp,
         lifetimes: &Lifetimes,
     ) -> Result<Self, CertError> {
-        let mut keyring = Self::generate(owner, now, lifetimes)?;
-        if let Some(bundle) = bundle {
-            keyring.retire(bundle).map_err(|why| CertError::Unusable {
-                origin: "memory".into(),
+        let keyring = Self::generate(owner, now, lifetimes)?;
+        match bundle {
+            Some(bundle) => keyring.with_retired("the CA bundle in use", bundle),
+            None => Ok(keyring),
+        }
+    }
+
+    /// With the other CAs of a bundle, which have signed before; `origin` is where it is from.
+    fn with_retired(mut self, origin: &str, bundle: &Bundle) -> Result<Self, CertError> {
+        for certificate in bundle.certificates() {
+            if self.knows(&certificate) {
+                continue;
+            }
+            let validity = Validity::of(&certificate).map_err(|why| CertError::Unusable {
+                origin: origin.into(),
                 what: entry::BUNDLE.into(),
                 why,
             })?;
+            self.retired.push(Retired { pem: to_pem(&certificate), validity });
         }
-        Ok(keyring)
+        Ok(self)
     }
 
     /// Whether a CA is in the bundle.
@@ -217,13 +215,7 @@ impl Keyring {
         })?;
         let next = pair(entry::NEXT)?;
         let bundle = entries.get(entry::BUNDLE).map_or("", String::as_str);
-        let mut keyring = Self { signing, next, retired: Vec::new() };
-        keyring.retire(&Bundle(bundle.to_owned())).map_err(|why| CertError::Unusable {
-            origin: origin.into(),
-            what: entry::BUNDLE.into(),
-            why,
-        })?;
-        Ok(keyring)
+        Self { signing, next, retired: Vec::new() }.with_retired(origin, &Bundle(bundle.to_owned()))
     }
 }
 

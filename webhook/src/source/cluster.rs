@@ -182,7 +182,7 @@ fn largest_card(shadow: &DeserializeGuard<GPUShadow>) -> u64 {
     status.into_iter().flat_map(|status| &status.cards).map(|card| card.card.memory_mib).max().unwrap_or(0)
 }
 
-/// What a watch has shown so far, by name.
+/// What a watch has shown so far, by name. kube's reflector would keep whole objects; of a GPUShadow one number is enough.
 struct Gathered<V> {
     live: HashMap<String, V>,
     listing: Option<HashMap<String, V>>,
