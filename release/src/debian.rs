@@ -47,6 +47,20 @@ pub fn root(folder: &Path, architecture: &str, created: Timestamp) -> Result<Lay
     Layer::new(&bundle_certificates(tree), created)
 }
 
+/// The packages of [`root`] with their versions.
+///
+/// # Errors
+/// As those of [`root`].
+pub fn versions(folder: &Path, architecture: &str) -> Result<Vec<(&'static str, String)>> {
+    let version = |package| {
+        let control = dpkg_deb(&["--field"], &package_file(folder, package, architecture)?)?;
+        let control = String::from_utf8_lossy(&control).into_owned();
+        let version = control.lines().find_map(|line| line.strip_prefix("Version: "));
+        Ok((package, version.with_context(|| format!("{package} has no version"))?.to_owned()))
+    };
+    PACKAGES.into_iter().map(version).collect()
+}
+
 fn text(content: String) -> Entry {
     Entry::File { mode: 0o644, content: content.into_bytes() }
 }

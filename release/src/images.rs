@@ -60,6 +60,8 @@ pub struct Source {
     pub tag: String,
     /// The commit that the programs were built from.
     pub revision: String,
+    /// The licences of others in the programs, see [`crate::notices`].
+    pub notices: String,
     /// The time of all files, and when the images say that they were made.
     pub created: Timestamp,
 }
@@ -103,7 +105,12 @@ impl Source {
         root: &Layer,
     ) -> Result<Layout> {
         let file = Entry::File { mode: 0o755, content: program };
-        let layer = Layer::new(&Tree::from([(component.program.to_owned(), file)]), self.created)?;
+        let notices = Entry::File { mode: 0o644, content: self.notices.clone().into_bytes() };
+        let tree = Tree::from([
+            (component.program.to_owned(), file),
+            ("usr/share/doc/gpu-migrate/THIRD-PARTY".to_owned(), notices),
+        ]);
+        let layer = Layer::new(&tree, self.created)?;
         let label = |key, value: &str| (key, value.to_owned());
         Image {
             name,
@@ -146,7 +153,10 @@ fn architecture_of_all(programs: &[(Component, Vec<u8>)]) -> Result<&'static str
 }
 
 /// Go's name of the machine that an ELF program is for: its header's `e_machine`, at byte 18.
-fn architecture(program: &[u8]) -> Result<&'static str> {
+///
+/// # Errors
+/// If it is none, or of a machine that no image is made for.
+pub fn architecture(program: &[u8]) -> Result<&'static str> {
     ensure!(program.starts_with(b"\x7fELF"), "it is no ELF program");
     match program.get(18..20) {
         Some([0x3e, 0]) => Ok("amd64"),

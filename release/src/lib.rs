@@ -1,10 +1,12 @@
-//! What a release consists of, made from a folder of built programs: container images as OCI layouts, without a container
-//! daemon, and the same bytes each time.
+//! What a release consists of, made from a folder of built programs, and the same bytes each time: container images as OCI
+//! layouts, without a container daemon; the command line, the chart and the manifests.
 //!
 //! [`oci`] writes any image, [`debian`] reads the root file system from Debian packages, [`images`] says which images there
-//! are. The three JSON documents of an image are written by hand: the crate that has them as types (`oci-spec`) would bring
+//! are, [`bundle`] makes the other files, [`notices`] says what all of it is built of. The three JSON documents of an image are written by hand: the crate that has them as types (`oci-spec`) would bring
 //! twelve more.
 
+pub mod bundle;
 pub mod debian;
 pub mod images;
+pub mod notices;
 pub mod oci;

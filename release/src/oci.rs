@@ -59,6 +59,12 @@ impl Layer {
         zipped.write_all(&tar)?;
         Ok(Self { blob: zipped.finish()?, diff_id: digest(&tar) })
     }
+
+    /// The gzipped tar: an archive as well as a layer.
+    #[must_use]
+    pub fn gzip(&self) -> &[u8] {
+        &self.blob
+    }
 }
 
 /// An image: what it is called, what it consists of, what it runs.

@@ -12,6 +12,7 @@ use std::{
 
 use flate2::read::GzDecoder;
 use gpu_migrate_release::{
+    bundle,
     debian::PACKAGES,
     images::{COMPONENTS, Source},
     oci::{Entry, Image, Layer, Tree, digest},
@@ -72,6 +73,7 @@ fn source(folder: &Path, time: u64) -> Option<Source> {
         registry: "registry.example/mirror".into(),
         tag: "1.2.3".into(),
         revision: "abc".into(),
+        notices: "licences".into(),
         created: Timestamp::from_second(1_700_000_000).unwrap(),
     })
 }
@@ -157,9 +159,54 @@ fn an_image_has_its_program_glibc_and_labels() {
         assert_eq!(content["lib/x86_64-linux-gnu/libc.so.6"], b"libc");
         assert_eq!(content["etc/debian_version"], b"12.0\n");
         assert!(String::from_utf8_lossy(&content["var/lib/dpkg/status.d/libc6"]).contains("Version: 1"));
+        assert_eq!(content["usr/share/doc/gpu-migrate/THIRD-PARTY"], b"licences");
         assert!(content.contains_key(component.program) && content.contains_key("tmp/"));
         assert!(!content.contains_key("bin/sh") && !content.contains_key("usr/bin/ldd"), "{content:?}");
     }
+}
+
+/// Krew installs what the manifest names, Helm the chart, and `sha256sum --check` finds nothing to complain about.
+#[test]
+fn a_bundle_has_what_its_manifests_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut source) = source(folder.path(), 1) else { return };
+    source.tag = env!("CARGO_PKG_VERSION").into();
+    let operator = source.programs.join("gpu-migrate-operator");
+    fs::copy(operator, source.programs.join("gpu-migrate")).unwrap();
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let images = BTreeMap::from([("images/one.tar".to_owned(), b"an image".to_vec())]);
+    let made = bundle::files(&source, &checkout, &[], &images).unwrap();
+    assert_eq!(made, bundle::files(&source, &checkout, &[], &images).unwrap(), "not the same bytes");
+
+    let text = |name: &str| String::from_utf8(made[name].clone()).unwrap();
+    let sums = text("SHA256SUMS");
+    for (name, content) in made.iter().chain(&images).filter(|(name, _)| *name != "SHA256SUMS") {
+        let line = format!("{}  {name}\n", digest(content).trim_start_matches("sha256:"));
+        assert!(sums.contains(&line), "{name}: {sums}");
+    }
+    assert!(text(&format!("gpu-migrate-{}.cdx.json", source.tag)).contains("pkg:deb/debian/libc6@1"));
+    let archive = format!("gpu-migrate-{}-linux-amd64.tar.gz", source.tag);
+    let krew = text("gpu-migrate-krew.yaml");
+    assert!(krew.contains(digest(&made[&archive]).trim_start_matches("sha256:")), "{krew}");
+    assert!(krew.contains(&format!("/v{0}/{archive}", source.tag)), "{krew}");
+    let unpacked = |name: &str| {
+        let mut tar = Vec::new();
+        GzDecoder::new(made[name].as_slice()).read_to_end(&mut tar).unwrap();
+        files(&tar)
+    };
+    let archive = unpacked(&archive);
+    assert_eq!(archive.keys().collect::<Vec<_>>(), ["LICENSE", "THIRD-PARTY", "gpu-migrate"]);
+    let chart = unpacked(&format!("gpu-migrate-{}.tgz", source.tag));
+    for name in
+        ["Chart.yaml", "values.yaml", "values.schema.json", "templates/webhook.yaml", "files/alerts.yaml"]
+    {
+        assert!(chart.contains_key(&format!("gpu-migrate/{name}")), "{name}");
+    }
+    assert!(text("RELEASE_NOTES.md").starts_with("The first version."), "{}", text("RELEASE_NOTES.md"));
+
+    source.tag = "9.9.9".into();
+    let error = bundle::files(&source, &checkout, &[], &images).unwrap_err().to_string();
+    assert!(error.contains("Chart.yaml does not say version: 9.9.9"), "{error}");
 }
 
 #[test]

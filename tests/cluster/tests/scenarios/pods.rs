@@ -1,4 +1,4 @@
-//! What a user gets: the packaged chart, installed by Helm, with our images, and every component in its pod.
+//! What a user gets: the chart and the images as a release has them, installed by Helm, with our images, and every component in its pod.
 //!
 //! Nothing of the chart is changed: security contexts, probes, mounts, Services and rights are its own. NVIDIA's plugin is the real
 //! one, in the DaemonSet that the operator makes for the pool. A stand-in is NVML, which the runtime class `nvidia` brings into
@@ -27,7 +27,7 @@ use gpu_migrate_cluster_tests::{
 };
 use gpu_migrate_model::{crd::GPUConfig, names::Dialect};
 use gpu_migrate_release::{
-    debian,
+    bundle, debian,
     images::{COMPONENTS, Source},
     oci::{Entry, Image, Layer, Tree, architecture},
 };
@@ -51,7 +51,9 @@ const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 /// Installs, bridges the node, converts a Deployment, looks at what runs, upgrades under it, uninstalls, and installs again without
 /// Helm.
 pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: &mut Cluster) -> Result<()> {
-    import_images(cluster).await?;
+    let source = source(cluster)?;
+    import_images(cluster, &source).await?;
+    let checkout = gpu_migrate_cluster_tests::package_folder().join("../..");
     let network = cluster.connect_pods().await?;
     let mut helm = Runbook::open(cluster, "pods::the_packaged_chart_runs_every_component_in_its_pod")?;
     helm.follow = false;
@@ -59,12 +61,13 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
     manifests::apply(&cluster.client, &class, false).await?;
     cluster.apply_crds().await?;
 
+    // Where the commands run.
+    cluster.setup.layout.write("runbook/gpu-migrate.tgz", bundle::chart(&checkout, &source)?)?;
     for command in [
         "kubectl apply -f deploy/base/namespace.yaml",
-        "helm package deploy/chart/gpu-migrate",
         // Never: what is not among the imported images must not come from a registry.
         &format!(
-            "helm install gpu-migrate gpu-migrate-*.tgz --namespace gpu-migrate-system --set image.pullPolicy=Never,nvidiaPlugin.image={NVIDIA_IMAGE} --wait --timeout 110s"
+            "helm install gpu-migrate gpu-migrate.tgz --namespace gpu-migrate-system --set image.pullPolicy=Never,nvidiaPlugin.image={NVIDIA_IMAGE} --wait --timeout 110s"
         ),
     ] {
         run(cluster, &helm, command).await?;
@@ -85,7 +88,7 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
     are_confined()?;
 
     // Every pod of ours is replaced, and no card changes hands.
-    run(cluster, &helm, "helm upgrade gpu-migrate gpu-migrate-*.tgz --namespace gpu-migrate-system --reuse-values --set extraLabels.release=next --wait --timeout 110s").await?;
+    run(cluster, &helm, "helm upgrade gpu-migrate gpu-migrate.tgz --namespace gpu-migrate-system --reuse-values --set extraLabels.release=next --wait --timeout 110s").await?;
     all_ready(cluster, 8, "release=next").await?;
     cluster.wait_for_webhook().await?;
     // Of the two shared cards none is offered whole.
@@ -142,21 +145,12 @@ async fn run(cluster: &mut Cluster, helm: &Runbook, command: &str) -> Result<()>
 }
 
 /// Our images from the programs of the tests, and those of kube-scheduler and NVIDIA's plugin, which no registry is asked for.
-async fn import_images(cluster: &Cluster) -> Result<()> {
-    let created = Timestamp::UNIX_EPOCH;
-    let source = Source {
-        programs: stripped(cluster)?,
-        packages: binaries::cache()?.join("debian"),
-        registry: "ghcr.io/gpu-migrate".into(),
-        tag: env!("CARGO_PKG_VERSION").into(),
-        revision: "tests".into(),
-        created,
-    };
+async fn import_images(cluster: &Cluster, source: &Source) -> Result<()> {
     for built in source.build()? {
         eprintln!("    {} of {} MB, {}", built.name, built.layout.tar.len() >> 20, built.layout.digest);
         cluster.import_image(&built.layout.tar)?;
     }
-    let root = debian::root(&source.packages, architecture(), created)?;
+    let root = debian::root(&source.packages, architecture(), source.created)?;
     // The chart asks for the scheduler of the cluster's version, install.yaml for a fixed one.
     let version = cluster.client.apiserver_version().await?.git_version;
     let binaries = &cluster.setup.binaries;
@@ -189,6 +183,19 @@ fn others_image(cluster: &Cluster, root: &Layer, name: &str, program: &Path) -> 
         labels: BTreeMap::new(),
     };
     cluster.import_image(&image.layout()?.tar)
+}
+
+/// The programs of the tests, under the names that the chart asks for.
+fn source(cluster: &Cluster) -> Result<Source> {
+    Ok(Source {
+        programs: stripped(cluster)?,
+        packages: binaries::cache()?.join("debian"),
+        registry: "ghcr.io/gpu-migrate".into(),
+        tag: env!("CARGO_PKG_VERSION").into(),
+        revision: "tests".into(),
+        notices: String::new(),
+        created: Timestamp::UNIX_EPOCH,
+    })
 }
 
 /// The programs without line tables, as releases have them.
