@@ -19,22 +19,29 @@ use crate::{cluster::Cluster, configs::API_SERVICE, process::output};
 /// Before `10-it.conflist` in the order of names: containerd takes the first.
 const CONFIG: &str = "cni/conf/05-pods.conflist";
 
+/// `ptp` turns it on, for the whole machine.
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+
 /// While it lives, the API server answers at its Service's address.
 #[derive(Debug)]
 pub struct PodNetwork {
     forwarder: JoinHandle<()>,
+    /// What [`FORWARDING`] was before.
+    forwarding: String,
 }
 
 impl Drop for PodNetwork {
     fn drop(&mut self) {
         self.forwarder.abort();
         let _ = address("del");
+        let _ = std::fs::write(FORWARDING, &self.forwarding);
     }
 }
 
 impl Cluster {
     /// Pods that start from now on have an interface. [`Cluster::disconnect_pods`] ends it.
     pub async fn connect_pods(&mut self) -> Result<PodNetwork> {
+        let forwarding = std::fs::read_to_string(FORWARDING)?;
         // One that a crashed run left.
         let _ = address("del");
         address("add")?;
@@ -52,7 +59,7 @@ impl Cluster {
                 });
             }
         });
-        let network = PodNetwork { forwarder };
+        let network = PodNetwork { forwarder, forwarding };
         let ipam = json!({
             "type": "host-local", "dataDir": self.setup.layout.file("cni/addresses"),
             "subnet": "10.77.0.0/24", "routes": [{"dst": "0.0.0.0/0"}],
