@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    ["README.md", "deploy/README.md", "deploy/RUNBOOK.md", "deploy/nvidia/README.md"]
+    ["README.md", "deploy/README.md", "deploy/RUNBOOK.md", "deploy/nvidia/README.md", "docs/first-hour.md"]
         .iter()
         .map(|name| root.join(name))
         .filter(|path| path.exists())
