@@ -1,4 +1,5 @@
-//! The documents say what is there: links lead somewhere, the README names every room, and stays one page.
+//! The documents say what is there: links lead somewhere, the README names every room, and stays one page; translations have the
+//! headings and commands of their originals.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -64,4 +65,43 @@ fn the_readme_names_every_room_and_both_commands() {
     assert!(readme.lines().count() <= 80, "README.md is longer than a page");
     let ci = fs::read_to_string(root().join(".ci/run")).unwrap();
     assert!(ci.contains("cargo test --workspace"), ".ci/run does not call the README's test command");
+}
+
+/// The levels of the headings and, of each fenced block, its language and what a machine reads: comments and the texts of pictures,
+/// which have no language, may be translated.
+fn structure(text: &str) -> (Vec<usize>, Vec<(String, Vec<String>)>) {
+    let (mut headings, mut blocks) = (Vec::new(), Vec::new());
+    for (index, part) in text.split("```").enumerate() {
+        if index % 2 == 0 {
+            let levels = part.lines().map(|line| line.chars().take_while(|char| *char == '#').count());
+            headings.extend(levels.filter(|level| *level > 0));
+        } else {
+            let (language, body) = part.split_once('\n').unwrap();
+            let lines = body.lines().map(|line| line.split(" #").next().unwrap_or_default().trim_end());
+            let lines = lines.filter(|_| !language.is_empty()).map(str::to_owned).collect();
+            blocks.push((language.to_owned(), lines));
+        }
+    }
+    (headings, blocks)
+}
+
+#[test]
+fn translations_have_the_headings_and_commands_of_their_originals() {
+    let mut files = Vec::new();
+    documents(&root(), &mut files);
+    let name = |file: &Path| file.file_name().unwrap().to_str().unwrap().to_owned();
+    let translations = files.iter().filter(|file| name(file).ends_with(".zh-CN.md")).collect::<Vec<_>>();
+    for expected in ["README.zh-CN.md", "deploy/RUNBOOK.zh-CN.md", "docs/first-hour.zh-CN.md"] {
+        assert!(translations.contains(&&root().join(expected)), "{expected} is missing");
+    }
+    for file in translations {
+        let original = file.with_file_name(name(file).replace(".zh-CN.md", ".md"));
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        let (text, text_of_original) = (read(file), read(&original));
+        assert_eq!(structure(&text), structure(&text_of_original), "{}", file.display());
+        for (from, to) in [(&text, &original), (&text_of_original, file)] {
+            let first = from.lines().next().unwrap_or_default();
+            assert!(first.contains(&format!("({})", name(to))), "no link to {} in: {first}", to.display());
+        }
+    }
 }
