@@ -138,8 +138,12 @@ async fn failovers(
         let leader = cluster
             .until("an operator to lead", LONG, || async {
                 let log = audit::read(&logs)?;
-                let holder =
-                    log[begin..].iter().filter_map(Entry::leader).next_back().unwrap_or_default().to_owned();
+                let holder = log[begin..]
+                    .iter()
+                    .filter_map(operator_leader)
+                    .next_back()
+                    .unwrap_or_default()
+                    .to_owned();
                 Ok(Seen::from_option(OPERATORS.into_iter().find(|name| *name == holder), || {
                     format!("{holder:?} does")
                 }))
@@ -160,7 +164,7 @@ async fn failovers(
                 let log = audit::read(&logs)?;
                 let holder = log[before..]
                     .iter()
-                    .filter_map(Entry::leader)
+                    .filter_map(operator_leader)
                     .find(|holder| *holder != leader && !holder.is_empty());
                 Ok(Seen::from_bool(holder.is_some(), || "it still has the Lease".into()))
             })
@@ -175,6 +179,11 @@ async fn failovers(
         cluster.start_component(leader)?;
     }
     Ok(())
+}
+
+/// The replica that a write of the operator's Lease names. Other programs have Leases of their own.
+fn operator_leader(entry: &Entry) -> Option<&str> {
+    entry.leader().filter(|_| entry.is_of("gpu-migrate-operator"))
 }
 
 /// Waits for a process that is to exit by itself.
