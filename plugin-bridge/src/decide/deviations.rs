@@ -161,15 +161,25 @@ mod tests {
     use super::*;
     use crate::decide::Settings;
 
-    fn state_after(resource: &str, id: &str, answer: &ContainerAllocateResponse) -> NodeState {
+    /// A row of the kubelet checkpoint: pod, resource, device ID and what the answer to Allocate was.
+    fn row(pod: &str, resource: &str, id: &str, answer: &ContainerAllocateResponse) -> String {
+        let answer = base64::engine::general_purpose::STANDARD.encode(answer.encode_to_vec());
+        format!(
+            r#"{{"PodUID":"{pod}","ContainerName":"c","ResourceName":"{resource}","DeviceIDs":["{id}"],"AllocResp":"{answer}"}}"#
+        )
+    }
+
+    fn state_after(rows: &[String]) -> NodeState {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
         let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
-        let answer = base64::engine::general_purpose::STANDARD.encode(answer.encode_to_vec());
-        let text = format!(
-            r#"{{"Data":{{"PodDeviceEntries":[{{"PodUID":"p","ContainerName":"c","ResourceName":"{resource}","DeviceIDs":["{id}"],"AllocResp":"{answer}"}}]}}}}"#
-        );
+        let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{}]}}}}"#, rows.join(","));
         state.ingest_checkpoint(&Checkpoint::parse(text.as_bytes()).unwrap(), 1);
         state
+    }
+
+    fn share_of(card: &str) -> ContainerAllocateResponse {
+        let annotations = [(names::CARD_UUIDS.to_owned(), card.to_owned())];
+        ContainerAllocateResponse { annotations: annotations.into(), ..ContainerAllocateResponse::default() }
     }
 
     fn states(state: &NodeState) -> [CardState; 2] {
@@ -181,16 +191,30 @@ mod tests {
     fn the_answer_that_the_kubelet_keeps_says_which_card_a_container_has() {
         let mut whole = ContainerAllocateResponse::default();
         whole.envs.insert(names::NVIDIA_VISIBLE_DEVICES.into(), "GPU-1".into());
-        let state = state_after("nvidia.com/gpu", "GPU-0", &whole);
+        let state = state_after(&[row("p", "nvidia.com/gpu", "GPU-0", &whole)]);
         assert_eq!(states(&state), [CardState::Free, CardState::Legacy]);
         assert_eq!(state.deviations().len(), 1, "and the next process knows it again");
 
-        let mut share = ContainerAllocateResponse::default();
-        share.annotations.insert(names::CARD_UUIDS.into(), "GPU-1".into());
-        let state = state_after("tencent.com/vcuda-core", "tencent.com/vcuda-core-7", &share);
+        let state = state_after(&[row(
+            "p",
+            "tencent.com/vcuda-core",
+            "tencent.com/vcuda-core-7",
+            &share_of("GPU-1"),
+        )]);
         assert_eq!(states(&state), [CardState::Free, CardState::Shared]);
 
-        let state = state_after("nvidia.com/gpu", "GPU-0", &ContainerAllocateResponse::default());
+        let state =
+            state_after(&[row("p", "nvidia.com/gpu", "GPU-0", &ContainerAllocateResponse::default())]);
         assert_eq!(states(&state), [CardState::Legacy, CardState::Free], "an answer may name no card");
+    }
+
+    #[test]
+    fn a_share_whose_ids_are_not_known_takes_none_that_another_row_names() {
+        let core = |pod: &str, n: u32, card: &str| {
+            row(pod, "tencent.com/vcuda-core", &format!("tencent.com/vcuda-core-{n}"), &share_of(card))
+        };
+        // `p` asked for an ID of card 0 and got card 1; `q` has the first ID of card 1.
+        let state = state_after(&[core("p", 7, "GPU-1"), core("q", 100, "GPU-1")]);
+        assert_eq!(state.ledger().holds(CardIndex(1)).count(), 2);
     }
 }

@@ -58,6 +58,8 @@ impl NodeState {
     fn ingest(&mut self, checkpoint: &Checkpoint<'_>, first_time: bool, now: Millis) {
         let mut seen = BTreeSet::new();
         let mut named = BTreeSet::new();
+        // Shares of which only the cards are known. All others come first: theirs are the IDs that they name.
+        let mut without_ids = Vec::new();
         self.elsewhere = self.holders_elsewhere(checkpoint);
         for (resource, keys, holder, answer) in self.rows_of_interest(checkpoint) {
             if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
@@ -71,10 +73,12 @@ impl NodeState {
                     self.confirm(id, holder);
                 }
             } else if first_time && !self.row_is_stale(&holder, &keys, now) {
-                let mut grant = self.take_restored(resource, keys, Some(&holder), now);
-                self.correct_by_answer(&mut grant, answer);
                 named.insert(holder.clone());
-                seen.insert(self.record_observed(grant.of(holder)));
+                let mut grant = self.take_restored(resource, keys, Some(&holder), now).of(holder);
+                match self.correct_by_answer(&mut grant, answer) {
+                    Some(cards) => without_ids.push((grant, cards)),
+                    None => drop(seen.insert(self.record_observed(grant))),
+                }
             }
         }
         for (id, grant) in &mut self.grants {
@@ -86,6 +90,9 @@ impl NodeState {
             }
         }
         self.hold_unclaimed(now);
+        for (grant, cards) in without_ids {
+            self.record_on(&cards, grant);
+        }
         self.colocate_memory(&named);
         if self.checkpoint.found_readable(now, self.knows_all_cgroups()) {
             self.mark_changed();
@@ -188,28 +195,36 @@ impl NodeState {
     }
 
     /// The answer to Allocate, which the kubelet keeps, names the cards that the container was given, whatever it had requested and
-    /// whether or not our own record is there.
-    fn correct_by_answer(&self, grant: &mut Grant, answer: &str) {
+    /// whether or not our own record is there. Returns the cards of a share that is on others than those of its IDs.
+    fn correct_by_answer(&self, grant: &mut Grant, answer: &str) -> Option<Vec<CardIndex>> {
         let named: Option<BTreeSet<DeviceKey>> = evidence::cards_of_answer(answer)
             .iter()
             .map(|uuid| {
                 Some(DeviceKey::Legacy(uuid.as_str().into())).filter(|key| self.card_of(key).is_some())
             })
             .collect();
-        let Some(named) = named.filter(|named| !named.is_empty()) else { return };
+        let named = named.filter(|named| !named.is_empty())?;
         let cards = self.cards_of(&named);
         if cards == self.cards_of(&grant.actual) {
-            return;
+            return None;
         }
         match grant.resource {
-            Resource::Legacy(_) => grant.actual = named,
-            Resource::Shared(resource) => {
-                let free = |n: &u32| !self.owner.contains_key(&DeviceKey::shared(resource, *n));
-                let cards: Vec<CardIndex> = cards.into_iter().collect();
-                let numbers = self.spread_over(resource, &cards, grant.requested.len(), free);
-                grant.actual = numbers.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
+            Resource::Legacy(_) => {
+                grant.actual = named;
+                None
             }
+            Resource::Shared(_) => Some(cards.into_iter().collect()),
         }
+    }
+
+    /// Records a share on these cards, with IDs that nothing else has.
+    fn record_on(&mut self, cards: &[CardIndex], mut grant: Grant) {
+        if let Resource::Shared(resource) = grant.resource {
+            let free = |n: &u32| !self.owner.contains_key(&DeviceKey::shared(resource, *n));
+            let numbers = self.spread_over(resource, cards, grant.requested.len(), free);
+            grant.actual = numbers.into_iter().map(|n| DeviceKey::shared(resource, n)).collect();
+        }
+        self.record_observed(grant);
     }
 
     /// The keys of these IDs, if any of them is on a card of this node.
