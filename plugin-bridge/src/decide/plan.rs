@@ -37,8 +37,8 @@ impl Plan {
     }
 }
 
-/// The grants of each container: cores, memory.
-pub(super) struct GrantIndex<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 2]>);
+/// The grants of each container: cores, memory, and what is of NVIDIA's plugin.
+pub(super) struct GrantIndex<'a>(HashMap<(&'a str, &'a str), [Option<GrantId>; 3]>);
 
 impl GrantIndex<'_> {
     pub(super) fn of(
@@ -47,11 +47,21 @@ impl GrantIndex<'_> {
         container: &ContainerView,
         resource: SharedResource,
     ) -> Option<GrantId> {
-        self.0.get(&(pod.uid.as_str(), container.ask.name.as_str()))?[index(resource)]
+        self.slots(pod, container)[shared_slot(resource)]
+    }
+
+    pub(super) fn is_granted_whole_cards(&self, pod: &PodView, container: &ContainerView) -> bool {
+        self.slots(pod, container)[LEGACY].is_some()
+    }
+
+    fn slots(&self, pod: &PodView, container: &ContainerView) -> [Option<GrantId>; 3] {
+        self.0.get(&(pod.uid.as_str(), container.ask.name.as_str())).copied().unwrap_or_default()
     }
 }
 
-const fn index(resource: SharedResource) -> usize {
+const LEGACY: usize = 2;
+
+const fn shared_slot(resource: SharedResource) -> usize {
     match resource {
         SharedResource::Cores => 0,
         SharedResource::Memory => 1,
@@ -63,13 +73,15 @@ impl NodeState {
     pub(super) fn grants_by_container(&self) -> GrantIndex<'_> {
         let mut granted = HashMap::with_capacity(self.grants.len());
         for (id, grant) in &self.grants {
-            if let (Resource::Shared(resource), Some(holder)) = (&grant.resource, grant.holder_or_candidate())
-            {
-                let slots: &mut [Option<GrantId>; 2] =
-                    granted.entry((holder.pod_uid.as_str(), holder.container.as_str())).or_default();
-                // The first of several.
-                slots[index(*resource)].get_or_insert(*id);
-            }
+            let Some(holder) = grant.holder_or_candidate() else { continue };
+            let slot = match grant.resource {
+                Resource::Shared(resource) => shared_slot(resource),
+                Resource::Legacy(_) => LEGACY,
+            };
+            let slots: &mut [Option<GrantId>; 3] =
+                granted.entry((holder.pod_uid.as_str(), holder.container.as_str())).or_default();
+            // The first of several.
+            slots[slot].get_or_insert(*id);
         }
         GrantIndex(granted)
     }

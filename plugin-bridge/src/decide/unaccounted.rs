@@ -4,11 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::names;
 use gpu_migrate_model::units::CardIndex;
 
-use super::grants::{Grant, Resource};
+use super::grants::Resource;
+use super::plan::GrantIndex;
 use super::{ContainerView, NodeState, PodView};
 
 impl NodeState {
@@ -31,10 +33,11 @@ impl NodeState {
                 );
             }
         }
+        let granted = self.grants_by_container();
         let started = self.pods.pods.values().filter(|pod| pod.started && !pod.has_ended());
         for pod in started {
             for container in &pod.containers {
-                if self.is_accounted_for(pod, container) {
+                if self.is_accounted_for(&granted, pod, container) {
                     continue;
                 }
                 let why = format!(
@@ -50,16 +53,24 @@ impl NodeState {
     }
 
     /// Each resource that the container asks for has a grant: its own, or one whose holder is not known yet.
-    fn is_accounted_for(&self, pod: &PodView, container: &ContainerView) -> bool {
-        let holder = HolderId::new(&pod.uid, &container.ask.name);
-        let has = |is: &dyn Fn(&Resource) -> bool| {
-            let may_be_its = |grant: &Grant| grant.holder_or_candidate().is_none_or(|known| *known == holder);
-            self.grants.values().any(|grant| is(&grant.resource) && may_be_its(grant))
-        };
-        let demand = container.ask.demand;
+    fn is_accounted_for(&self, granted: &GrantIndex<'_>, pod: &PodView, container: &ContainerView) -> bool {
         let is_legacy = |resource: &Resource| matches!(resource, Resource::Legacy(_));
-        (demand.legacy == 0 || self.elsewhere.contains(&holder) || has(&is_legacy))
-            && (demand.cores.0 == 0 || has(&|resource| !is_legacy(resource)))
+        let unnamed = |legacy: bool| {
+            let mut unnamed = self.grants.values().filter(|grant| grant.holder_or_candidate().is_none());
+            unnamed.any(|grant| is_legacy(&grant.resource) == legacy)
+        };
+        let has_share = || {
+            [SharedResource::Cores, SharedResource::Memory]
+                .iter()
+                .any(|resource| granted.of(pod, container, *resource).is_some())
+        };
+        let is_elsewhere = || self.elsewhere.contains(&HolderId::new(&pod.uid, &container.ask.name));
+        let demand = container.ask.demand;
+        (demand.legacy == 0
+            || granted.is_granted_whole_cards(pod, container)
+            || is_elsewhere()
+            || unnamed(true))
+            && (demand.cores.0 == 0 || has_share() || unnamed(false))
     }
 
     /// The cards that an earlier process wrote to the pod; all cards where it wrote none.
@@ -71,8 +82,11 @@ impl NodeState {
     }
 
     /// Whether every pod with processes is one that some source names; `None` where cgroups were not read. After a loss the API's pods
-    /// have to be known: what runs and has no grant closes cards.
+    /// have to be known: what runs and has no grant closes cards. Of no interest once this process is ready.
     pub(super) fn knows_all_cgroups(&self) -> Option<bool> {
+        if self.is_ready() {
+            return None;
+        }
         if self.checkpoint.is_lost() && !self.pods.is_listed() {
             return Some(false);
         }
