@@ -4,6 +4,7 @@
 //! (`pkg/apis/core/validation`, `ValidateResourceRequirements`); a request alone is refused by the API server.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -210,28 +211,32 @@ impl PodAsk {
     /// # Errors
     /// The first container whose request makes no sense.
     pub fn read<R>(spec: &SpecView<'_, R>, dialect: &Dialect) -> Result<Self, AskError> {
-        let containers = spec.all_containers().map(|(place, container)| {
-            Ok(ContainerAsk {
-                name: container.name.to_string(),
-                kind: place.kind(container),
-                position: place.index,
-                demand: demand_of(container, dialect)?,
-            })
-        });
-        Ok(Self { containers: containers.collect::<Result<_, _>>()? })
+        Self::read_with(spec, |container| demand_of(container, dialect))
     }
 
     /// The same where its request breaks a rule of shares, such as memory without cores: a kubelet admits it all the same. What is
     /// not a number counts as nothing.
     #[must_use]
     pub fn read_unchecked<R>(spec: &SpecView<'_, R>, dialect: &Dialect) -> Self {
-        let containers = spec.all_containers().map(|(place, container)| ContainerAsk {
-            name: container.name.to_string(),
-            kind: place.kind(container),
-            position: place.index,
-            demand: amounts_of(container, dialect).unwrap_or_default(),
+        let Ok(ask) = Self::read_with(spec, |container| {
+            Ok::<_, Infallible>(amounts_of(container, dialect).unwrap_or_default())
         });
-        Self { containers: containers.collect() }
+        ask
+    }
+
+    fn read_with<'a, R: 'a, E>(
+        spec: &SpecView<'a, R>,
+        demand: impl Fn(&ContainerView<'a, R>) -> Result<Demand, E>,
+    ) -> Result<Self, E> {
+        let containers = spec.all_containers().map(|(place, container)| {
+            Ok(ContainerAsk {
+                name: container.name.to_string(),
+                kind: place.kind(container),
+                position: place.index,
+                demand: demand(container)?,
+            })
+        });
+        Ok(Self { containers: containers.collect::<Result<_, _>>()? })
     }
 
     /// The containers that ask for a card, in the kubelet's order of admission.

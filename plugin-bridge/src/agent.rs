@@ -77,7 +77,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
     let mut tasks = Tasks::with_background(stop.clone(), others.clone());
 
-    tasks.spawn("change notifier", forward_changes(node.clone(), stop.clone()));
+    tasks.spawn("change notifier", until(stop.clone(), node.clone().forward_changes()));
     let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, config.clone(), &directory))
         .into();
@@ -89,7 +89,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         "plugins of NVIDIA's resources",
         serve_legacy(node.clone(), upstreams.clone(), announced, directory.clone(), stop.clone()),
     );
-    tasks.spawn_background("record writer", keep_record(node.clone(), stop.clone()));
+    tasks.spawn_background("record writer", until(stop.clone(), node.clone().keep_record()));
     tasks.spawn_background("cgroup reader", follow_cgroups(node.clone(), stop.clone()));
     tasks.spawn("kubelet checkpoint reader", follow_kubelet(node.clone(), directory.clone(), stop.clone()));
     let (drift_sender, drift) = watch::channel(Vec::new());
@@ -325,8 +325,9 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
     }
 }
 
-async fn forward_changes(node: Arc<Node>, stop: CancellationToken) {
-    tokio::select! { () = node.forward_changes() => {}, () = stop.cancelled() => {} }
+/// Runs work that never ends, up to a shutdown.
+async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
+    stop.run_until_cancelled(work).await;
 }
 
 /// Reads cgroups while a pod's end is waited for.
@@ -336,10 +337,6 @@ async fn follow_cgroups(node: Arc<Node>, stop: CancellationToken) {
             node.read_cgroups();
         }
     }
-}
-
-async fn keep_record(node: Arc<Node>, stop: CancellationToken) {
-    tokio::select! { () = node.keep_record() => {}, () = stop.cancelled() => {} }
 }
 
 fn pages(

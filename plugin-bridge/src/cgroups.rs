@@ -16,24 +16,21 @@ const V1_CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu,cpuacct"];
 /// The host's cgroups below a mount point, of version 1 or 2.
 #[derive(Debug)]
 pub struct PodCgroups {
-    roots: Vec<PathBuf>,
+    root: PathBuf,
 }
 
 impl PodCgroups {
     #[must_use]
     pub fn new(mount: PathBuf) -> Self {
-        let v1 = V1_CONTROLLERS.iter().map(|controller| mount.join(controller));
-        let v1: Vec<PathBuf> = v1.filter(|folder| folder.is_dir()).take(1).collect();
-        Self { roots: if v1.is_empty() { vec![mount] } else { v1 } }
+        let mut v1 = V1_CONTROLLERS.iter().map(|controller| mount.join(controller));
+        Self { root: v1.find(|folder| folder.is_dir()).unwrap_or(mount) }
     }
 }
 
 impl Cgroups for PodCgroups {
     fn populated(&self) -> Option<BTreeSet<String>> {
         let mut found = None;
-        for root in &self.roots {
-            walk(root, DEPTH, false, &mut found);
-        }
+        walk(&self.root, DEPTH, false, &mut found);
         found
     }
 }

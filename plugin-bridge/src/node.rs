@@ -255,7 +255,7 @@ impl Node {
 
     /// Notifies of changes once the answer that made them has been sent. Otherwise lists, comparisons and reports would start while
     /// the kubelet waits, and take the lock from the service that answers it.
-    pub async fn forward_changes(&self) {
+    pub async fn forward_changes(self: Arc<Self>) {
         let mut changes = self.changes();
         while changes.changed().await.is_ok() {
             tokio::time::sleep(ANSWERED).await;
@@ -350,8 +350,7 @@ impl Node {
     /// [`StateError`]; the file is as it was, or up to date.
     pub fn write_deviations(&self) -> Result<(), StateError> {
         let wanted = self.with(|state, _| state.deviations());
-        let is_written = || self.written.lock().as_ref().is_some_and(|written| written.deviations == wanted);
-        if is_written() {
+        if self.written.lock().as_ref().is_some_and(|written| written.deviations == wanted) {
             return Ok(());
         }
         let _one = self.writer.lock();
@@ -368,7 +367,7 @@ impl Node {
     }
 
     /// Writes down who holds what a moment after it changes, and again where that failed.
-    pub async fn keep_record(&self) {
+    pub async fn keep_record(self: Arc<Self>) {
         let mut changes = self.deferred_changes();
         loop {
             changes.borrow_and_update();
