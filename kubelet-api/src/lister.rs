@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MESSAGE_LIMIT: usize = 64 << 20;
 
 /// The devices of one container, by resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ContainerDevices {
     pub namespace: String,
     /// Name of the pod. (There is no UID in this API.)

@@ -242,7 +242,8 @@ impl PodTable {
         }
     }
 
-    /// Whether pod-resources lists these devices for this pod. `None` where it was not requested after `since`.
+    /// Whether pod-resources lists these devices for this pod. `None` where it was not requested after `since`, or where another pod has
+    /// the name of this one, which has left: the list has names, no UIDs.
     pub(super) fn listed_by_kubelet<'a>(
         &self,
         uid: &str,
@@ -250,6 +251,12 @@ impl PodTable {
         since: Millis,
     ) -> Option<bool> {
         let listed = self.listed.as_ref().filter(|l| l.at > since)?;
+        let has_successor = |name| {
+            !self.pods.contains_key(uid) && self.pods.values().any(|p| (&*p.namespace, &*p.name) == name)
+        };
+        if self.name_of(uid).is_some_and(has_successor) {
+            return None;
+        }
         Some(match self.name_of(uid) {
             Some((namespace, name)) => {
                 let pod = (namespace.to_owned(), name.to_owned());
@@ -292,5 +299,35 @@ impl PodTable {
     pub(super) fn unknown_cgroup(&self, known: impl Fn(&str) -> bool) -> Option<&str> {
         let populated = self.cgroups.iter().flat_map(|cgroups| &cgroups.populated);
         populated.map(String::as_str).find(|uid| !self.pods.contains_key(*uid) && !known(uid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pod of a StatefulSet that was deleted with force, and the next one of its name.
+    #[test]
+    fn a_list_of_a_pods_successor_says_nothing_about_the_pod() {
+        let pod = |uid: &str| PodView { uid: uid.into(), name: "web-0".into(), ..PodView::default() };
+        let row = ContainerDevices {
+            pod: "web-0".into(),
+            devices: [("nvidia.com/gpu".to_owned(), vec!["GPU-1".to_owned()])].into(),
+            ..ContainerDevices::default()
+        };
+        let mut table = PodTable::default();
+        table.replace(vec![pod("old")], 1);
+        table.listed(std::slice::from_ref(&row), 2);
+        assert_eq!(table.listed_by_kubelet("old", ["GPU-1"].into_iter(), 1), Some(true));
+        table.remove("old", 3);
+        table.listed(&[row], 4);
+        assert_eq!(
+            table.listed_by_kubelet("old", ["GPU-1"].into_iter(), 3),
+            Some(true),
+            "it is the only one"
+        );
+        table.upsert(pod("new"));
+        assert_eq!(table.listed_by_kubelet("old", ["GPU-1"].into_iter(), 3), None);
+        assert_eq!(table.listed_by_kubelet("new", ["GPU-1"].into_iter(), 3), Some(true));
     }
 }
