@@ -122,20 +122,24 @@ impl NodeState {
     fn substitutes(&self, resource: &str, ids: &[String], requested: &Grant) -> Option<Vec<String>> {
         let reserved = self.reserved_cards();
         let in_checkpoint: BTreeSet<&DeviceKey> = self.grants.values().flat_map(|g| &g.requested).collect();
-        let mut spare: Vec<(bool, bool, CardIndex, &UpstreamDevice)> = self
-            .upstream
-            .get(resource)?
+        let listed = self.upstream.get(resource)?;
+        let is_requested = |device: &&UpstreamDevice| ids.iter().any(|id| **id == *device.id);
+        // With a topology manager the kubelet has chosen a NUMA node, and given the container's CPUs there.
+        let near: BTreeSet<i64> =
+            listed.iter().filter(is_requested).flat_map(|d| d.numa.iter().copied()).collect();
+        let mut spare: Vec<(bool, bool, bool, CardIndex, &UpstreamDevice)> = listed
             .iter()
-            .filter(|device| device.healthy && !ids.iter().any(|id| **id == *device.id))
+            .filter(|device| device.healthy && !is_requested(device))
             .filter(|device| self.is_available(&device.id, None))
             .filter_map(|device| {
                 let key = DeviceKey::Legacy(device.id.clone());
                 let card = self.card_of(&key)?;
-                // Unreserved ones first, and those that no other grant has in the kubelet checkpoint.
-                Some((reserved.contains(&card), in_checkpoint.contains(&key), card, device))
+                let is_far = !near.is_empty() && !device.numa.iter().any(|node| near.contains(node));
+                // Near ones first, then unreserved ones, and those that no other grant has in the kubelet checkpoint.
+                Some((is_far, reserved.contains(&card), in_checkpoint.contains(&key), card, device))
             })
             .collect();
-        spare.sort_by(|a, b| (a.0, a.1, a.2, &a.3.id).cmp(&(b.0, b.1, b.2, &b.3.id)));
+        spare.sort_by(|a, b| (a.0, a.1, a.2, a.3, &a.4.id).cmp(&(b.0, b.1, b.2, b.3, &b.4.id)));
         let mut spare = spare.into_iter().map(|(.., device)| device.id.to_string());
         ids.iter()
             .map(|id| if self.is_available(id, Some(requested)) { Some(id.clone()) } else { spare.next() })
@@ -170,5 +174,31 @@ impl NodeState {
 
     pub(super) fn ids_of(&self, keys: &BTreeSet<DeviceKey>) -> Vec<String> {
         keys.iter().map(|key| self.id_of(key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+    use gpu_migrate_model::card::Card;
+    use gpu_migrate_model::topology::Topology;
+
+    use super::*;
+    use crate::decide::Settings;
+
+    #[test]
+    fn other_cards_than_requested_are_on_the_same_numa_node_where_they_can_be() {
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut state = NodeState::new(Settings::default(), (0..4).map(card).collect(), &Topology::default());
+        state.ingest_checkpoint(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        // Cards 0 and 3 are on node 1, the others on node 0.
+        let device =
+            |(n, numa)| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: vec![numa] };
+        state.observe_upstream("g", Some([(0, 1), (1, 0), (2, 0), (3, 1)].map(device).into()));
+        state.set_cordoned(&BTreeSet::from([CardIndex(0)]));
+        let granted = state.allocate_legacy("g", &["GPU-0".to_owned()], 2).unwrap();
+        assert_eq!(granted.devices, ["GPU-3"]);
+        let granted = state.allocate_legacy("g", &["GPU-0".to_owned(), "GPU-3".to_owned()], 3).unwrap();
+        assert_eq!(granted.devices.len(), 2, "another node rather than none");
     }
 }
