@@ -301,12 +301,17 @@ fn a_malformed_policy_is_named_and_hides_nothing() {
 #[test]
 fn preflight_finds_every_mistake() {
     type Mistake = fn(&mut Vec<Value>);
-    let mistakes: [(&str, Mistake); 11] = [
+    let mistakes: [(&str, Mistake); 12] = [
         ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
         ("has no limit on shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
         ("registers with the kubelet directly", |c| {
             replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None));
+        }),
+        ("k8s-device-plugin:v0.16.2, which does not know KUBELET_SOCKET", |c| {
+            let mut old = plugin("nvcr.io/nvidia/k8s-device-plugin:v0.16.2", None);
+            old["metadata"]["name"] = json!("nvidia-old");
+            c.push(old);
         }),
         ("runs another GPU sharing plugin", |c| {
             let mut other = plugin("tkestack/gpu-manager:1.1.4", None);

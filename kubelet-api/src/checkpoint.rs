@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// File name inside the device plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
@@ -46,12 +47,12 @@ pub struct Entry<'a> {
 }
 
 /// A checkpoint that was read whole. Borrows from the text it was parsed from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Checkpoint<'a> {
     /// Which container has which devices. May still list pods that are gone (until the next allocation on the node).
     pub entries: Vec<Entry<'a>>,
-    /// How many healthy devices each resource had when it was written.
-    pub registered: BTreeMap<Cow<'a, str>, usize>,
+    /// The healthy devices of each resource when it was written, as they stand in the file: see [`Checkpoint::healthy`].
+    pub registered: BTreeMap<String, &'a RawValue>,
     /// Identity of the boot that wrote it, where the kubelet records it.
     pub boot_id: Option<Cow<'a, str>>,
 }
@@ -78,9 +79,18 @@ impl<'a> Checkpoint<'a> {
         };
         Ok(Self {
             entries: entries.0,
-            registered: registered.map(|r| r.0).unwrap_or_default(),
+            registered: registered.unwrap_or_default(),
             boot_id: raw.boot_id.map(|b| b.0),
         })
+    }
+
+    /// IDs of a resource that the kubelet may allocate, those that containers hold included. A node has thousands of shares: they are
+    /// parsed only for the resource that is asked for.
+    #[must_use]
+    pub fn healthy(&self, resource: &str) -> Vec<Cow<'a, str>> {
+        let ids =
+            self.registered.get(resource).and_then(|raw| serde_json::from_str::<Ids<'a>>(raw.get()).ok());
+        ids.map(|ids| ids.0).unwrap_or_default()
     }
 }
 
@@ -91,7 +101,7 @@ struct Outer<'a> {
     #[serde(rename = "PodDeviceEntries", borrow, default, deserialize_with = "present")]
     entries: Option<Entries<'a>>,
     #[serde(rename = "RegisteredDevices", borrow)]
-    registered: Option<Counts<'a>>,
+    registered: Option<BTreeMap<String, &'a RawValue>>,
     #[serde(rename = "BootID", borrow)]
     boot_id: Option<Text<'a>>,
 }
@@ -101,7 +111,7 @@ struct Inner<'a> {
     #[serde(rename = "PodDeviceEntries", borrow, default, deserialize_with = "present")]
     entries: Option<Entries<'a>>,
     #[serde(rename = "RegisteredDevices", borrow)]
-    registered: Option<Counts<'a>>,
+    registered: Option<BTreeMap<String, &'a RawValue>>,
 }
 
 /// Tells a field that is there (`null` included) from one that is not.
@@ -196,54 +206,6 @@ impl<'de: 'a, 'a> Deserialize<'de> for Ids<'a> {
     }
 }
 
-/// Resource → number of IDs; the IDs themselves (thousands) are skipped.
-struct Counts<'a>(BTreeMap<Cow<'a, str>, usize>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Counts<'a> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = BTreeMap<Cow<'de, str>, usize>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map from resource name to device IDs")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut counts = BTreeMap::new();
-                while let Some((Text(resource), Count(n))) = map.next_entry()? {
-                    counts.insert(resource, n);
-                }
-                Ok(counts)
-            }
-        }
-        d.deserialize_map(V).map(Counts)
-    }
-}
-
-struct Count(usize);
-
-impl<'de> Deserialize<'de> for Count {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = usize;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of device IDs")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<usize, E> {
-                Ok(0)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<usize, A::Error> {
-                let mut n = 0;
-                while list.next_element::<IgnoredAny>()?.is_some() {
-                    n += 1;
-                }
-                Ok(n)
-            }
-        }
-        d.deserialize_any(V).map(Count)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +222,7 @@ mod tests {
         for text in [flat, numa, bare] {
             let read = Checkpoint::parse(text.as_bytes()).unwrap();
             assert_eq!(ids(&read), [["a", "b"]], "{text}");
-            assert_eq!(read.registered["r"], 3);
+            assert_eq!(read.healthy("r"), ["a", "b", "c"]);
             assert_eq!(read.entries[0].answer, "eA==");
             assert!(matches!(read.entries[0].ids[0], Cow::Borrowed(_)), "IDs are borrowed from the text");
         }
@@ -274,7 +236,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(read.entries, []);
-        assert_eq!(read.registered["r"], 0);
+        assert!(read.healthy("r").is_empty() && read.healthy("another").is_empty());
     }
 
     #[test]

@@ -38,6 +38,12 @@ fn every_capture_parses() {
     insta::assert_snapshot!(summary.join("\n"));
 }
 
+/// All that a checkpoint says.
+fn parts<'a>(read: &'a Checkpoint<'_>) -> impl PartialEq + std::fmt::Debug + 'a {
+    let registered: Vec<_> = read.registered.iter().map(|(name, ids)| (name, ids.get())).collect();
+    (&read.entries, registered, &read.boot_id)
+}
+
 #[test]
 fn every_truncation_is_refused_or_says_the_same() {
     for (name, text) in corpus() {
@@ -48,8 +54,8 @@ fn every_truncation_is_refused_or_says_the_same() {
         for length in (0..tail).step_by(step).chain(tail..text.len()) {
             if let Ok(read) = Checkpoint::parse(&text[..length]) {
                 assert_eq!(
-                    read,
-                    whole,
+                    parts(&read),
+                    parts(&whole),
                     "{name} cut at {length} of {} was read as something else",
                     text.len()
                 );

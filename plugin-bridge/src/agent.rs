@@ -25,7 +25,7 @@ use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
 use crate::node::{EarlierRecord, Node, Paths, StateError};
-use crate::nvidia::{Announcement, Upstreams, run_registrar};
+use crate::nvidia::{Announcement, Upstreams, run_registrar, run_takeover};
 use crate::plugins::cdi::CdiSpecs;
 use crate::plugins::legacy::LegacyPlugin;
 use crate::plugins::shared::{AllocateConfig, SharedPlugin};
@@ -72,6 +72,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         isolation: args.isolation(),
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
     });
+    remove_old_sockets(&node.paths.device_plugins());
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = watcher.start(others, node.clone(), stop.clone());
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
@@ -84,6 +85,10 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     tasks.spawn(
         "registrations of NVIDIA's plugin",
         run_registrar(upstreams.clone(), directory.clone(), stop.clone()),
+    );
+    tasks.spawn(
+        "taking back registrations",
+        run_takeover(node.clone(), upstreams.clone(), directory.clone(), stop.clone()),
     );
     tasks.spawn(
         "plugins of NVIDIA's resources",
@@ -225,6 +230,7 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
         }
     }
     state.close_cards(resolved.closed);
+    cordon::restore(&paths, &mut state);
     let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
     node.read_cgroups();
     (node, inventory)
@@ -247,10 +253,8 @@ fn serve_shared(
     registration
 }
 
-/// One endpoint for each resource that NVIDIA's plugin has registered; it ends when the plugin does not register again.
-///
-/// Then the plugin may have been configured to register with the kubelet itself. The kubelet keeps one plugin a resource and drops
-/// the new one when the stream of an old one ends after it began.
+/// One endpoint for each resource that NVIDIA's plugin has registered; it ends when the plugin does not register again, so that no
+/// stream of ours ends after another plugin has registered: a kubelet up to 1.36 would disconnect that one.
 async fn serve_legacy(
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
@@ -258,6 +262,20 @@ async fn serve_legacy(
     directory: DirectoryWatch,
     stop: CancellationToken,
 ) {
+    let start = |resource: String| {
+        let spec = EndpointSpec {
+            socket: fresh_socket_name(&resource),
+            resource: resource.clone(),
+            options: LegacyPlugin::options(&upstreams, &resource),
+        };
+        let (node, upstreams) = (node.clone(), upstreams.clone());
+        let make = Arc::new(move |streams| {
+            LegacyPlugin::new(node.clone(), upstreams.clone(), resource.clone(), streams)
+        });
+        let (over, sender) = (stop.child_token(), watch::Sender::new(RegistrationState::default()));
+        let task = tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, over.clone()));
+        (over, task)
+    };
     let mut served: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<()>)> = BTreeMap::new();
     loop {
         let announced = tokio::select! {
@@ -266,21 +284,16 @@ async fn serve_legacy(
         };
         match announced {
             Some(Announcement::Registered(resource)) => {
-                if served.contains_key(&resource) {
-                    continue;
+                if !served.contains_key(&resource) {
+                    served.insert(resource.clone(), start(resource));
                 }
-                let spec = EndpointSpec {
-                    socket: socket_name(&resource),
-                    resource: resource.clone(),
-                    options: LegacyPlugin::options(&upstreams, &resource),
-                };
-                let (node, upstreams, name) = (node.clone(), upstreams.clone(), resource.clone());
-                let make = Arc::new(move |streams| {
-                    LegacyPlugin::new(node.clone(), upstreams.clone(), name.clone(), streams)
-                });
-                let (over, sender) = (stop.child_token(), watch::Sender::new(RegistrationState::default()));
-                let task = tokio::spawn(endpoint::run(spec, directory.clone(), make, sender, over.clone()));
-                served.insert(resource, (over, task));
+            }
+            Some(Announcement::TakeBack(resource)) => {
+                if let Some((over, task)) = served.remove(&resource) {
+                    over.cancel();
+                    let _ = task.await;
+                    served.insert(resource.clone(), start(resource));
+                }
             }
             Some(Announcement::Lost(resource)) => {
                 if let Some((over, task)) = served.remove(&resource) {
@@ -300,9 +313,30 @@ async fn serve_legacy(
     }
 }
 
-/// `gpu-migrate-nvidia.com_gpu.sock`.
+/// Our sockets, and no others, have names that begin so.
+const SOCKET_PREFIX: &str = "gpu-migrate-";
+
+/// `gpu-migrate-tencent.com_vcuda-core.sock`.
 fn socket_name(resource: &str) -> String {
-    format!("gpu-migrate-{}.sock", resource.replace('/', "_"))
+    format!("{SOCKET_PREFIX}{}.sock", resource.replace('/', "_"))
+}
+
+/// One that no earlier registration had: a kubelet from 1.37 on refuses a name that it still knows.
+fn fresh_socket_name(resource: &str) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    socket_name(&format!("{resource}-{:x}", now.as_millis()))
+}
+
+/// Removes what agents that were killed left behind.
+fn remove_old_sockets(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours =
+            name.to_str().is_some_and(|name| name.starts_with(SOCKET_PREFIX) && name.ends_with(".sock"));
+        if is_ours && let Err(error) = std::fs::remove_file(entry.path()) {
+            tracing::warn!(socket = %entry.path().display(), %error, "removing a socket of an earlier agent failed");
+        }
+    }
 }
 
 /// Reads the kubelet checkpoint when it changes, detects restarts of the kubelet, and reconciles.

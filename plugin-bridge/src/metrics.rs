@@ -52,6 +52,8 @@ pub struct Metrics {
     substitutions: Counter,
     registrations: Counter,
     upstream_registrations: Counter,
+    taken_back: Counter,
+    intruders_deleted: Counter,
     checkpoint_reads: Family<ReadResult, Counter>,
     cards: Family<State, Gauge>,
     drift: Family<CardLabel, Gauge>,
@@ -70,6 +72,8 @@ impl Default for Metrics {
             substitutions: Counter::default(),
             registrations: Counter::default(),
             upstream_registrations: Counter::default(),
+            taken_back: Counter::default(),
+            intruders_deleted: Counter::default(),
             checkpoint_reads: Family::default(),
             cards: Family::default(),
             drift: Family::default(),
@@ -98,6 +102,16 @@ impl Metrics {
             "nvidia_plugin_registrations",
             "Registrations of NVIDIA's plugin with the node agent",
             self.upstream_registrations.clone(),
+        );
+        r.register(
+            "registrations_taken_back",
+            "Registrations with the kubelet over NVIDIA's plugin, which had registered there itself",
+            self.taken_back.clone(),
+        );
+        r.register(
+            "intruders_deleted",
+            "Deleted pods that had got the card of a share while NVIDIA's plugin was registered with the kubelet itself",
+            self.intruders_deleted.clone(),
         );
         r.register(
             "checkpoint_reads",
@@ -133,6 +147,14 @@ impl Metrics {
 
     pub fn upstream_registered(&self) {
         self.upstream_registrations.inc();
+    }
+
+    pub fn registration_taken_back(&self) {
+        self.taken_back.inc();
+    }
+
+    pub fn intruder_deleted(&self) {
+        self.intruders_deleted.inc();
     }
 
     pub fn checkpoint_read(&self, readable: bool) {

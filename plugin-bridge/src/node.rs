@@ -62,6 +62,12 @@ impl Paths {
     pub fn record(&self) -> PathBuf {
         self.state.join("nvidia_checkpoint")
     }
+
+    /// The Node's annotation of cordoned cards, as it was last seen.
+    #[must_use]
+    pub fn cordon(&self) -> PathBuf {
+        self.state.join("cordoned-cards")
+    }
 }
 
 /// A file of ours could not be written.
@@ -398,6 +404,14 @@ impl Node {
         outcome.map_err(|source| StateError { path, source })?;
         *self.written.lock() = Some(wanted.into());
         Ok(())
+    }
+
+    /// Replaces a small file of ours.
+    ///
+    /// # Errors
+    /// [`StateError`]; the file is as it was.
+    pub fn write_file(&self, path: PathBuf, text: &[u8]) -> Result<(), StateError> {
+        self.platform.disk.replace(&path, text).map_err(|source| StateError { path, source })
     }
 
     /// Reads which pods still have processes.

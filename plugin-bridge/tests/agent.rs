@@ -228,6 +228,12 @@ async fn a_sick_card_stays_sick_through_a_restart_of_nvidias_plugin() {
     healthy_cards(&machine, [0, 1, 2, 3, 4, 7]).await;
 }
 
+/// Our socket for whole cards, where it is served.
+fn legacy_socket(machine: &Machine) -> Option<std::path::PathBuf> {
+    let files = std::fs::read_dir(machine.plugins()).unwrap().map(|file| file.unwrap().path());
+    files.into_iter().find(|path| path.to_string_lossy().contains("gpu-migrate-nvidia.com_gpu-"))
+}
+
 /// The kubelet keeps one plugin a resource, and forgets a new one when the stream of the old one ends after it began.
 #[tokio::test]
 async fn nvidias_plugin_that_goes_finds_its_place_at_the_kubelet_free() {
@@ -235,12 +241,52 @@ async fn nvidias_plugin_that_goes_finds_its_place_at_the_kubelet_free() {
     both_registered(&machine).await;
     let nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
-    let socket = machine.plugins().join("gpu-migrate-nvidia.com_gpu.sock");
-    assert!(socket.exists());
+    assert!(legacy_socket(&machine).is_some());
     nvidia.stop.cancel();
-    until("nothing of ours is served for it", || !socket.exists()).await;
+    until("nothing of ours is served for it", || legacy_socket(&machine).is_none()).await;
     let _again = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
-    assert!(socket.exists(), "it came back to the bridge");
+    assert!(legacy_socket(&machine).is_some(), "it came back to the bridge");
     assert_eq!(machine.kubelet.devices.overlaps(), 0);
+}
+
+/// `KUBELET_SOCKET` was never set, or is lost in an update: the agent registers over the plugin, and again when the plugin starts anew.
+#[tokio::test]
+async fn a_plugin_that_registers_with_the_kubelet_itself_is_registered_over() {
+    let machine = Machine::start().await;
+    both_registered(&machine).await;
+    let before = Nvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    machine.bind("s", &[("main", &shared(50, 30))], &[("tencent.com/predicate-gpu-idx-0", "3")]);
+    // As above.
+    tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+    machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
+    machine.set_phase("s", "Running");
+    healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
+    before.stop.cancel();
+    for _ in 0..2 {
+        let nvidia = Nvidia::start_at_kubelet(machine.plugins(), 8);
+        until("the plugin is listened to by the kubelet and by the agent", || nvidia.plugin.streams() > 1)
+            .await;
+        healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
+        nvidia.stop.cancel();
+    }
+    let nvidia = Nvidia::start_at_kubelet(machine.plugins(), 8);
+    healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
+    machine.kubelet.admit("l", "main", false, &[(GPU, 7)]).await.unwrap();
+    assert!(!nvidia.plugin.allocated()[0].contains(&uuid(3)));
+    let free = cards_of(&machine.kubelet.healthy(CORE), 100);
+    assert_eq!(free, BTreeSet::from([3]), "and whole cards are withdrawn from sharing");
+}
+
+/// The API server may not answer the agent that starts.
+#[tokio::test]
+async fn a_cordon_survives_a_restart() {
+    let mut machine = Machine::start().await;
+    both_registered(&machine).await;
+    machine.stop_agent().await.unwrap();
+    std::fs::write(machine.plugins().join("gpu-migrate/cordoned-cards"), format!("2,{}", uuid(5))).unwrap();
+    machine.start_agent();
+    let _nvidia = Nvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, [0, 1, 3, 4, 6, 7]).await;
 }

@@ -274,6 +274,12 @@ fn images(set: &DaemonSet) -> impl Iterator<Item = &str> {
     pod.into_iter().flat_map(|pod| &pod.containers).filter_map(|container| container.image.as_deref())
 }
 
+/// Major and minor version by an image's tag, such as `v0.16.2-ubi8`.
+fn version(image: &str) -> Option<(u32, u32)> {
+    let mut numbers = image.rsplit_once(':')?.1.trim_start_matches('v').split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// Device plugins are recognised by image, not by name.
 fn runs(set: &DaemonSet, parts: &[&str]) -> bool {
     images(set).any(|image| parts.iter().any(|part| image.contains(part)))
@@ -293,6 +299,16 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
             names.collect::<Vec<_>>().join(", ")
         );
         report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it allocates cards that shares are on");
+    }
+    for (set, image) in sets.iter().flat_map(|set| images(set).map(move |image| (set, image))) {
+        if image.contains("k8s-device-plugin") && version(image).is_some_and(|version| version < (0, 17)) {
+            let found = format!(
+                "DaemonSet {}/{} runs {image}, which does not know KUBELET_SOCKET",
+                set.namespace().unwrap_or_default(),
+                set.name_any()
+            );
+            report.add(Level::NoGo, found, "Update it to v0.17.0 or newer: otherwise it registers with the kubelet itself, and at each of its starts cards that shares are on can be allocated for some milliseconds");
+        }
     }
     if sets.is_empty() {
         report.add(

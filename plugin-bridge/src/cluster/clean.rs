@@ -1,4 +1,5 @@
-//! Deletes pods of this node that failed with `UnexpectedAdmissionError`, if a controller will re-create them.
+//! Deletes pods of this node that failed with `UnexpectedAdmissionError`, if a controller will re-create them; and at once those that
+//! got the card of a share past the agent (I1).
 //!
 //! A Deployment replaces such a pod without back-off (90 in 10 s were seen), and does not delete the failed ones.
 
@@ -12,6 +13,7 @@ use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::{NodeState, PodView};
+use crate::metrics::Metrics;
 use crate::node::{Node, NodeEvent};
 
 /// How long a failed pod stays visible.
@@ -33,9 +35,17 @@ pub fn failed(state: &NodeState) -> Vec<PodView> {
 
 pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
     let mut since: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut changes = node.changes();
     loop {
         tokio::select! {
             () = tokio::time::sleep(PACE) => {}
+            changed = changes.changed() => {
+                if changed.is_err() { return }
+                for pod in node.with(|state, _| state.intruders()) {
+                    delete(&client, &node, &pod, &INTRUDER).await;
+                }
+                continue;
+            }
             () = stop.cancelled() => return,
         }
         let found = node.with(|state, _| failed(state));
@@ -45,28 +55,47 @@ pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
         }
         let ripe = found.iter().find(|pod| since.get(&pod.uid).is_some_and(|at| at.elapsed() >= KEPT));
         if let Some(pod) = ripe {
-            delete(&client, &node, pod).await;
+            delete(&client, &node, pod, &FAILED).await;
         }
     }
 }
 
-async fn delete(client: &Client, node: &Node, pod: &PodView) {
+/// Why a pod is deleted.
+struct Deletion {
+    reason: &'static str,
+    message: &'static str,
+    params: fn() -> DeleteParams,
+    count: fn(&Metrics),
+}
+
+const FAILED: Deletion = Deletion {
+    reason: "FailedPodDeleted",
+    message: "had failed with UnexpectedAdmissionError; its controller re-creates it",
+    params: DeleteParams::default,
+    count: Metrics::failed_pod_deleted,
+};
+/// Its containers get a second: longer would be longer on the card of a share.
+const INTRUDER: Deletion = Deletion {
+    reason: "IntruderDeleted",
+    message: "had got the card of a share, as NVIDIA's plugin was registered with the kubelet itself; create it again if it has no controller",
+    params: || DeleteParams::default().grace_period(1),
+    count: Metrics::intruder_deleted,
+};
+
+async fn delete(client: &Client, node: &Node, pod: &PodView, why: &Deletion) {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let same = Preconditions { uid: Some(pod.api_uid.clone()), resource_version: None };
-    match api.delete(&pod.name, &DeleteParams::default().preconditions(same)).await {
+    match api.delete(&pod.name, &(why.params)().preconditions(same)).await {
         Ok(_) => {
-            node.metrics.failed_pod_deleted();
+            (why.count)(&node.metrics);
             node.record_event(NodeEvent::normal(
-                "FailedPodDeleted",
-                format!(
-                    "{}/{} had failed with UnexpectedAdmissionError; its controller re-creates it",
-                    pod.namespace, pod.name
-                ),
+                why.reason,
+                format!("{}/{} {}", pod.namespace, pod.name, why.message),
             ));
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => {
-            tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "deleting a failed pod failed; retrying");
+            tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "deleting a pod failed; retrying");
         }
     }
 }

@@ -14,7 +14,8 @@ use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
-use crate::node::Node;
+use crate::decide::NodeState;
+use crate::node::{Node, Paths};
 
 /// The cards that an annotation's value names, by index or UUID; what is no card is returned beside.
 #[must_use]
@@ -43,25 +44,30 @@ pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: Ca
         if let Update::Event(Event::InitApply(object) | Event::Apply(object)) = update {
             let value = annotation(&object);
             if last.as_ref() != Some(&value) {
-                cordon(&node, &value);
+                node.with(|state, _| cordon(state, &value));
+                // For the time before the API server answers the next process.
+                if let Err(error) = node.write_file(node.paths.cordon(), value.as_bytes()) {
+                    tracing::warn!(%error, "the cordoned cards were not written down");
+                }
                 last = Some(value);
             }
         }
     }
 }
 
-fn cordon(node: &Node, value: &str) {
-    node.with(|state, _| {
-        let (cards, unknown) = cordoned(value, state.ledger());
-        if !unknown.is_empty() {
-            tracing::warn!(
-                annotation = CORDONED_CARDS,
-                ?unknown,
-                "expected card indexes or UUIDs of this node"
-            );
-        }
-        state.set_cordoned(&cards);
-    });
+/// Cordons what was cordoned when the Node was last seen.
+pub fn restore(paths: &Paths, state: &mut NodeState) {
+    if let Ok(value) = std::fs::read_to_string(paths.cordon()) {
+        cordon(state, &value);
+    }
+}
+
+fn cordon(state: &mut NodeState, value: &str) {
+    let (cards, unknown) = cordoned(value, state.ledger());
+    if !unknown.is_empty() {
+        tracing::warn!(annotation = CORDONED_CARDS, ?unknown, "expected card indexes or UUIDs of this node");
+    }
+    state.set_cordoned(&cards);
 }
 
 fn annotation(object: &PartialObjectMeta<ApiNode>) -> String {

@@ -10,6 +10,7 @@ use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::names;
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -103,7 +104,7 @@ fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Condition
         reason: reason.to_owned(),
         // The API server's limit is 32 KiB; 1 KiB is what a person reads.
         message: message.chars().take(1024).collect(),
-        last_transition_time: Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
         observed_generation: None,
     }
 }
@@ -126,6 +127,7 @@ pub async fn run(
         last: None,
         is_published: false,
         freed: 0,
+        started: Timestamp::now().as_millisecond(),
         owner: None,
     };
     let mut changes = publisher.node.deferred_changes();
@@ -163,6 +165,8 @@ struct Publisher {
     /// `last` is in the cluster, as far as known.
     is_published: bool,
     freed: u64,
+    /// Distinguishes the values of two processes (in a container each has the PID 1).
+    started: i64,
     owner: Option<serde_json::Value>,
 }
 
@@ -244,8 +248,7 @@ impl Publisher {
     /// The scheduler retries waiting pods when a Node changes, not when a GPUShadow does.
     async fn requeue_pods(&self, freed: u64) -> kube::Result<()> {
         let nodes: Api<ApiNode> = Api::all(self.client.clone());
-        // The PID distinguishes the values of two processes.
-        let value = format!("{}-{freed}", std::process::id());
+        let value = format!("{}-{freed}", self.started);
         let patch = json!({"metadata": {"annotations": {names::CARDS_GENERATION: value}}});
         nodes
             .patch_metadata(&self.static_status.node_name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -268,8 +271,8 @@ impl Publisher {
 fn keep_transition_times(conditions: &mut [Condition], before: &[Condition]) {
     for condition in conditions {
         let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
-        condition.last_transition_time = same
-            .map_or_else(|| Time(k8s_openapi::jiff::Timestamp::now()), |b| b.last_transition_time.clone());
+        condition.last_transition_time =
+            same.map_or_else(|| Time(Timestamp::now()), |b| b.last_transition_time.clone());
     }
 }
 
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_condition_keeps_its_transition_time_while_its_status_stays() {
-        let at = |second| Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap());
+        let at = |second| Time(Timestamp::from_second(second).unwrap());
         let before = [Condition { last_transition_time: at(7), ..condition("Ready", true, "Serving", "") }];
         let mut now =
             vec![condition("Ready", true, "Serving", "other words"), condition("Drift", true, "x", "")];

@@ -206,6 +206,14 @@ mod tests {
         let state =
             state_after(&[row("p", "nvidia.com/gpu", "GPU-0", &ContainerAllocateResponse::default())]);
         assert_eq!(states(&state), [CardState::Legacy, CardState::Free], "an answer may name no card");
+
+        let memory = "tencent.com/vcuda-memory-268435456-3";
+        let state = state_after(&[row("p", "tencent.com/vcuda-memory", memory, &share_of("GPU-1"))]);
+        assert_eq!(
+            states(&state),
+            [CardState::Shared, CardState::Free],
+            "the answer for cores names the cards"
+        );
     }
 
     #[test]

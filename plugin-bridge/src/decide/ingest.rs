@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpu_migrate_model::ask::ContainerKind;
+use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::CardIndex;
 
@@ -36,6 +37,7 @@ impl NodeState {
     /// The kubelet restarted. What it never wrote to its checkpoint it has forgotten; without a readable checkpoint, all of it.
     pub fn observe_kubelet_start(&mut self, checkpoint_readable: bool, at: Millis) {
         self.checkpoint.kubelet_started(checkpoint_readable, at);
+        self.registration.forget_kubelet();
     }
 
     /// The pods that had processes at `at`, by their cgroups: their UIDs, as the kubelet knows them.
@@ -60,6 +62,10 @@ impl NodeState {
         let mut named = BTreeSet::new();
         // Shares of which only the cards are known. All others come first: theirs are the IDs that they name.
         let mut without_ids = Vec::new();
+        let mut new_legacy = BTreeSet::new();
+        if first_time {
+            self.observe_kubelet_lists(checkpoint);
+        }
         self.elsewhere = self.holders_elsewhere(checkpoint);
         for (resource, keys, holder, answer) in self.rows_of_interest(checkpoint) {
             if let Some(id) = self.match_row(&resource, &keys, &holder, &seen) {
@@ -74,6 +80,9 @@ impl NodeState {
                 }
             } else if first_time && !self.row_is_stale(&holder, &keys, now) {
                 named.insert(holder.clone());
+                if self.is_ready() && matches!(resource, Resource::Legacy(_)) {
+                    new_legacy.insert(holder.clone());
+                }
                 let mut grant = self.take_restored(resource, keys, Some(&holder), now).of(holder);
                 match self.correct_by_answer(&mut grant, answer) {
                     Some(cards) => without_ids.push((grant, cards)),
@@ -93,6 +102,7 @@ impl NodeState {
         for (grant, cards) in without_ids {
             self.record_on(&cards, grant);
         }
+        self.observe_intruders(new_legacy);
         self.colocate_memory(&named);
         if self.checkpoint.found_readable(now, self.knows_all_cgroups()) {
             self.mark_changed();
@@ -195,8 +205,12 @@ impl NodeState {
     }
 
     /// The answer to Allocate, which the kubelet keeps, names the cards that the container was given, whatever it had requested and
-    /// whether or not our own record is there. Returns the cards of a share that is on others than those of its IDs.
+    /// whether or not our own record is there. Returns the cards of cores that are on others than those of their IDs. Memory follows the
+    /// cores of its container, and may have been moved since it was answered for.
     fn correct_by_answer(&self, grant: &mut Grant, answer: &str) -> Option<Vec<CardIndex>> {
+        if grant.resource == Resource::Shared(SharedResource::Memory) {
+            return None;
+        }
         let named: Option<BTreeSet<DeviceKey>> = evidence::cards_of_answer(answer)
             .iter()
             .map(|uuid| {

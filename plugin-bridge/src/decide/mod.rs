@@ -18,6 +18,7 @@ mod ingest;
 mod legacy;
 mod plan;
 mod pods;
+mod registration;
 mod release;
 mod report;
 mod shared;

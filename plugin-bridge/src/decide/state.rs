@@ -14,6 +14,7 @@ use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
 use super::checkpoint_state::CheckpointState;
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::pods::PodTable;
+use super::registration::Registration;
 use super::{ContainerView, Millis, PodView};
 use crate::record::RecordRow;
 
@@ -71,10 +72,11 @@ pub struct NodeState {
     pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
     /// Cards whose holders are not known for sure, and why: nothing new is allocated on them while this process runs.
     closed: BTreeMap<CardIndex, String>,
-    /// The same while a container is there that no grant accounts for.
+    /// The same while something else may use or allocate them: see `close_unaccounted`.
     pub(super) unaccounted: BTreeMap<CardIndex, String>,
     /// Containers whose devices of NVIDIA's plugin are on no card of this node (any more).
     pub(super) elsewhere: BTreeSet<HolderId>,
+    pub(super) registration: Registration,
     /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
@@ -109,6 +111,7 @@ impl NodeState {
             closed: BTreeMap::new(),
             elsewhere: BTreeSet::new(),
             unaccounted: BTreeMap::new(),
+            registration: Registration::default(),
             cordoned: BTreeSet::new(),
             restored: Vec::new(),
             withdrawn: BTreeMap::new(),

@@ -14,7 +14,8 @@ use super::plan::GrantIndex;
 use super::{ContainerView, NodeState, PodView};
 
 impl NodeState {
-    /// Closes the cards that containers without a grant may be using, and opens them again when those are gone.
+    /// Closes the cards that containers without a grant may be using, or that the kubelet may allocate without this agent, and opens
+    /// them again when that is over.
     pub(super) fn close_unaccounted(&mut self) {
         let found = self.unaccounted_cards();
         if found != self.unaccounted {
@@ -32,6 +33,13 @@ impl NodeState {
                     format!("{} processes run on it and no container holds it", processes.len()),
                 );
             }
+        }
+        for (card, resource) in self.bypassed_cards() {
+            closed.entry(card).or_insert_with(|| {
+                format!(
+                    "the kubelet may allocate it for {resource} without this agent: NVIDIA's plugin has registered with the kubelet itself; set KUBELET_SOCKET in its DaemonSet"
+                )
+            });
         }
         let granted = self.grants_by_container();
         let started = self.pods.pods.values().filter(|pod| pod.started && !pod.has_ended());

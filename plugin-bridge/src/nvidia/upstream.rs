@@ -44,6 +44,8 @@ pub enum Announcement {
     Registered(String),
     /// Its stream ended and it did not register again.
     Lost(String),
+    /// The kubelet asks another plugin for it: register with the kubelet anew.
+    TakeBack(String),
 }
 
 #[derive(Clone, Debug)]
@@ -216,6 +218,12 @@ impl Upstreams {
             let _ = self.announce.send(Announcement::Lost(resource.to_owned()));
             self.request_reregistration();
         }
+    }
+
+    /// Has this agent register the resource with the kubelet again, where it serves it.
+    pub fn take_back(&self, resource: &str) {
+        // The receiver is gone only when the agent is stopping.
+        let _ = self.announce.send(Announcement::TakeBack(resource.to_owned()));
     }
 
     /// Has NVIDIA's plugin register again, by a new socket.

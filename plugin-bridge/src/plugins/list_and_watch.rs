@@ -42,18 +42,25 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, streams: Streams) 
             if last.as_ref() != Some(&listing) {
                 let mut writer = ListWriter::default();
                 node.with(|state, _| state.for_each_device(&listing, |device| write(device, &mut writer)));
+                // Before it is sent: the kubelet may act on it at once.
+                node.with(|state, now| state.observe_sent(&resource, &listing, now));
                 if sender.send(Ok(writer.finish())).await.is_err() {
-                    return lost.cancel();
+                    lost.cancel();
+                    break;
                 }
                 last = Some(listing);
             }
             tokio::select! {
-                changed = changes.changed() => if changed.is_err() { return },
+                changed = changes.changed() => if changed.is_err() { break },
                 () = tokio::time::sleep(back.unwrap_or(Duration::MAX)) => {}
-                () = sender.closed() => return lost.cancel(),
-                () = stop.cancelled() => return,
+                () = sender.closed() => {
+                    lost.cancel();
+                    break;
+                }
+                () = stop.cancelled() => break,
             }
         }
+        node.with(|state, now| state.observe_stream_end(&resource, now));
     });
     Box::pin(ReceiverStream::new(receiver))
 }

@@ -34,7 +34,8 @@ pub const CARDS: u64 = 8;
 /// The name of the webhook's registration.
 pub const WEBHOOK: &str = "gpu-migrate";
 /// Where NVIDIA's plugin registers: the `@` in the name makes a stock tonic server accept a Go client.
-const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
+/// Where NVIDIA's plugin registers with the node agent.
+pub const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
 
 /// The webhook's other replica, where there are two.
 pub const SECOND_WEBHOOK: &str = "gpu-migrate-webhook-2";
@@ -139,6 +140,20 @@ impl Cluster {
     pub async fn wait_for_both_kinds(&mut self) -> Result<()> {
         let dialect = Dialect::default();
         self.wait_for_allocatable(&[(&dialect.legacy, CARDS), (&dialect.cores, CARDS * 100)]).await
+    }
+
+    /// Runs NVIDIA's plugin anew, with this `KUBELET_SOCKET` or without the variable.
+    ///
+    /// # Errors
+    /// It does not end, or does not start.
+    pub fn run_nvidia_plugin(&mut self, registrar: Option<&str>) -> Result<()> {
+        const NAME: &str = "nvidia-device-plugin";
+        self.remove(NAME)?;
+        let plugin = self.nvidia_plugin(NAME);
+        self.add(match registrar {
+            Some(socket) => plugin.env("KUBELET_SOCKET", socket),
+            None => plugin,
+        })
     }
 
     /// The namespace, the accounts and the RBAC of `deploy/`.

@@ -17,6 +17,7 @@ mod percent;
 mod placement;
 mod pods;
 mod rbac;
+mod registration;
 mod rejected;
 mod resources;
 
@@ -67,6 +68,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, path::legacy_pods_avoid_shared_cards),
         scenario!(Bridged, path::the_card_of_a_deleted_legacy_pod_is_reused_for_a_share),
         scenario!(Bridged, path::restarts_change_no_holder),
+        scenario!(Bridged, registration::a_plugin_at_the_kubelet_is_registered_over),
         scenario!(Bridged, health::an_unhealthy_card_gets_no_new_pod_until_it_is_healthy),
         scenario!(Bridged, rejected::a_pod_that_fits_on_no_card_is_rejected_and_deleted),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),

@@ -203,6 +203,8 @@ impl Agent for Decisions {
         state.for_each_device(&listing, |device| {
             list.insert(device.id.clone(), device.healthy);
         });
+        let resource = state.resource(resource);
+        state.observe_sent(&resource, &listing, self.now);
         Some(list)
     }
 

@@ -184,7 +184,9 @@ impl<A: Agent> World<A> {
             _ => {}
         }
         got.take(resource, &answer);
-        let answer = answer_with(&answer);
+        // Of a share, only the answer for cores names cards.
+        let answer =
+            if resource == MEMORY { ContainerAllocateResponse::default() } else { answer_with(&answer) };
         self.kubelet.lock().manager.allocated(&got.pod, &got.container, resource, chosen, answer);
         if shuffle & 0x1c00 == 0 {
             // A list comes in the middle of a container.

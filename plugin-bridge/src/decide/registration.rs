@@ -1,0 +1,266 @@
+//! Whether the kubelet allocates the devices of NVIDIA's plugin through this agent.
+//!
+//! The plugin registers with the kubelet itself where `KUBELET_SOCKET` is not set, and in versions before v0.17.0. The kubelet then uses
+//! the plugin's list, which has the cards of shares as healthy. Its checkpoint has that list (`RegisteredDevices`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+use gpu_migrate_model::card::CardState;
+use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::units::CardIndex;
+
+use super::devices::Listing;
+use super::grants::{DeviceKey, Resource};
+use super::{Millis, NodeState, PodView};
+
+/// How long the kubelet may still show what this agent listed before. Its checkpoint follows a list within milliseconds.
+const LAG: Millis = 1_000;
+
+type Ids = BTreeSet<Arc<str>>;
+
+/// The devices of NVIDIA's plugin that may be allocated: at the kubelet, and by our own lists.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Registration {
+    at_kubelet: BTreeMap<Arc<str>, Ids>,
+    listed: BTreeMap<Arc<str>, Ids>,
+    /// Until when each ID was listed that is not any more.
+    until: HashMap<Arc<str>, Millis>,
+    /// Containers whose devices the kubelet did not get from this agent, and which are on the card of a share.
+    pub(super) intruders: BTreeSet<HolderId>,
+}
+
+impl Registration {
+    /// Nothing is known of what the kubelet may allocate: it has restarted, or does not follow our list any more.
+    pub(super) fn forget_kubelet(&mut self) {
+        self.at_kubelet.clear();
+    }
+
+    fn is_ours(&self, resource: &str, id: &str, now: Millis) -> bool {
+        self.listed.get(resource).is_some_and(|listed| listed.contains(id))
+            || self.until.get(id).is_some_and(|until| now.saturating_sub(*until) < LAG)
+    }
+
+    /// What the kubelet may allocate although this agent does not list it as healthy.
+    fn not_ours(&self, now: Millis) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
+        let all = self.at_kubelet.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+        all.filter(move |(resource, id)| !self.is_ours(resource, id, now))
+    }
+}
+
+impl NodeState {
+    /// A list was sent to the kubelet.
+    pub fn observe_sent(&mut self, resource: &Resource, listing: &Listing, now: Millis) {
+        let (Resource::Legacy(name), Listing::Legacy(devices)) = (resource, listing) else { return };
+        let healthy = devices.iter().filter(|device| device.healthy).map(|device| device.id.as_str().into());
+        self.replace_listed(name, Some(healthy.collect()), now);
+    }
+
+    /// The kubelet does not follow the list of this resource any more.
+    pub fn observe_stream_end(&mut self, resource: &Resource, now: Millis) {
+        let Resource::Legacy(name) = resource else { return };
+        self.replace_listed(name, None, now);
+        self.registration.at_kubelet.remove(name);
+    }
+
+    fn replace_listed(&mut self, resource: &Arc<str>, healthy: Option<Ids>, now: Millis) {
+        let Registration { listed, until, .. } = &mut self.registration;
+        let before = match healthy {
+            Some(healthy) => listed.insert(resource.clone(), healthy),
+            None => listed.remove(resource),
+        };
+        until.extend(before.into_iter().flatten().map(|id| (id, now)));
+    }
+
+    /// The kubelet's healthy devices of NVIDIA's resources with cards of this node.
+    pub(super) fn observe_kubelet_lists(&mut self, checkpoint: &Checkpoint<'_>) {
+        self.registration.at_kubelet = checkpoint
+            .registered
+            .keys()
+            .filter(|name| matches!(self.resource(name), Resource::Legacy(_)))
+            .map(|name| {
+                let ids = checkpoint.healthy(name).into_iter().map(|id| Arc::from(&*id));
+                (Arc::from(name.as_str()), ids.filter(|id| self.card_of_legacy(id).is_some()).collect())
+            })
+            .collect();
+    }
+
+    fn card_of_legacy(&self, id: &Arc<str>) -> Option<CardIndex> {
+        self.card_of(&DeviceKey::Legacy(id.clone()))
+    }
+
+    /// The resources that the kubelet does not allocate by the list of this agent, or not by that alone.
+    #[must_use]
+    pub fn bypassed(&self) -> BTreeSet<Arc<str>> {
+        self.registration.not_ours(self.clock).map(|(resource, _)| resource.clone()).collect()
+    }
+
+    /// The resources that NVIDIA's plugin may serve, registered here or not.
+    #[must_use]
+    pub fn nvidias_resources(&self) -> BTreeSet<Arc<str>> {
+        let known = self.upstream.keys().chain(self.registration.at_kubelet.keys()).cloned();
+        known.chain([self.settings.dialect.legacy.as_str().into()]).collect()
+    }
+
+    /// The cards that the kubelet may allocate although this agent does not list them, and for which resource.
+    pub(super) fn bypassed_cards(&self) -> BTreeMap<CardIndex, Arc<str>> {
+        let not_ours = self.registration.not_ours(self.clock);
+        not_ours.filter_map(|(resource, id)| Some((self.card_of_legacy(id)?, resource.clone()))).collect()
+    }
+
+    /// Notes which of these containers, new in the checkpoint, are on the card of a share.
+    pub(super) fn observe_intruders(&mut self, holders: BTreeSet<HolderId>) {
+        let on_a_share = |holder: &HolderId| {
+            self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
+        };
+        let found: BTreeSet<HolderId> = holders.into_iter().filter(|holder| on_a_share(holder)).collect();
+        self.registration.intruders.extend(found);
+    }
+
+    /// Pods that the kubelet gave the card of a share without asking this agent. They must end before they use it (I1).
+    #[must_use]
+    pub fn intruders(&self) -> Vec<PodView> {
+        let uids: BTreeSet<&str> = self
+            .registration
+            .intruders
+            .iter()
+            .filter(|holder| {
+                self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
+            })
+            .map(|holder| holder.pod_uid.as_str())
+            .collect();
+        let pods = uids.into_iter().filter_map(|uid| self.pods.get(uid));
+        pods.filter(|pod| !pod.deleting && !pod.has_ended()).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_migrate_model::card::Card;
+    use gpu_migrate_model::topology::Topology;
+
+    use super::*;
+    use crate::decide::{ContainerView, PodPhase, Settings, UpstreamDevice};
+    use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
+
+    const GPU: &str = "nvidia.com/gpu";
+
+    /// The kubelet's checkpoint with these cards healthy and these rows.
+    fn checkpoint(healthy: &[u32], rows: &[(&str, &str, &str)]) -> String {
+        let healthy: Vec<String> = healthy.iter().map(|n| format!("GPU-{n}")).collect();
+        let rows: Vec<serde_json::Value> = rows
+            .iter()
+            .map(|(pod, resource, id)| serde_json::json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": [id], "AllocResp": ""}))
+            .collect();
+        serde_json::json!({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {GPU: healthy}}})
+            .to_string()
+    }
+
+    fn read(state: &mut NodeState, text: &str, now: Millis) {
+        state.ingest_checkpoint(&Checkpoint::parse(text.as_bytes()).unwrap(), now);
+    }
+
+    /// Two cards; NVIDIA's plugin is registered here.
+    fn new() -> NodeState {
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
+        let device =
+            |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
+        state.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        state
+    }
+
+    fn send(state: &mut NodeState, now: Millis) {
+        let resource = state.resource(GPU);
+        let listing = state.listing(&resource, now);
+        state.observe_sent(&resource, &listing, now);
+    }
+
+    fn closed(state: &NodeState) -> Vec<usize> {
+        let cards = state.ledger().indexes().filter(|card| state.closed_because(*card).is_some());
+        cards.map(|card| card.position()).collect()
+    }
+
+    #[test]
+    fn cards_that_the_kubelet_has_from_another_list_take_no_share() {
+        let mut state = new();
+        read(&mut state, &checkpoint(&[0, 1], &[]), 1);
+        assert_eq!(
+            (closed(&state), state.bypassed().len()),
+            (vec![0, 1], 1),
+            "this agent has listed nothing yet"
+        );
+        // Closed cards are not offered; the kubelet follows, and they are open again.
+        send(&mut state, 2);
+        read(&mut state, &checkpoint(&[], &[]), 3);
+        assert!(closed(&state).is_empty() && state.bypassed().is_empty());
+        send(&mut state, 4);
+        read(&mut state, &checkpoint(&[0, 1], &[]), 5);
+        assert!(closed(&state).is_empty(), "as this agent lists them");
+    }
+
+    #[test]
+    fn the_kubelet_may_lag_behind_a_list_but_not_for_long() {
+        let mut state = new();
+        read(&mut state, &checkpoint(&[], &[]), 1);
+        send(&mut state, 2);
+        read(
+            &mut state,
+            &checkpoint(&[0, 1], &[("s", "tencent.com/vcuda-core", "tencent.com/vcuda-core-7")]),
+            3,
+        );
+        send(&mut state, 4);
+        state.reconcile(500);
+        assert!(state.bypassed().is_empty());
+        state.reconcile(4 + LAG);
+        assert_eq!(
+            state.bypassed(),
+            BTreeSet::from([GPU.into()]),
+            "card 0 has a share and is healthy at the kubelet"
+        );
+        read(
+            &mut state,
+            &checkpoint(&[1], &[("s", "tencent.com/vcuda-core", "tencent.com/vcuda-core-7")]),
+            2_000,
+        );
+        assert!(state.bypassed().is_empty());
+    }
+
+    #[test]
+    fn a_kubelet_that_starts_has_no_list() {
+        let mut state = new();
+        read(&mut state, &checkpoint(&[0, 1], &[]), 1);
+        state.observe_kubelet_start(true, 2);
+        state
+            .ingest_unchanged_checkpoint(&Checkpoint::parse(checkpoint(&[0, 1], &[]).as_bytes()).unwrap(), 3);
+        assert!(state.bypassed().is_empty(), "the file is of the kubelet before");
+    }
+
+    #[test]
+    fn a_pod_that_gets_the_card_of_a_share_past_the_agent_is_to_end() {
+        let share = ("s", "tencent.com/vcuda-core", "tencent.com/vcuda-core-7");
+        let pod = |uid: &str| {
+            let demand = Demand { legacy: 1, ..Demand::NONE };
+            let ask = ContainerAsk { name: "c".into(), kind: ContainerKind::App, position: 0, demand };
+            let containers = vec![ContainerView { ask, reserved: Vec::new() }];
+            PodView { uid: uid.into(), phase: PodPhase::Pending, containers, ..PodView::default() }
+        };
+        let mut state = new();
+        read(&mut state, &checkpoint(&[1], &[share, ("before", GPU, "GPU-0")]), 1);
+        state.observe_pods(vec![pod("before"), pod("elsewhere"), pod("intruder")], 2);
+        assert!(state.intruders().is_empty(), "which of the two was first is not known");
+        let mut state = new();
+        read(&mut state, &checkpoint(&[1], &[share]), 1);
+        state.observe_pods(vec![pod("elsewhere"), pod("intruder")], 2);
+        read(
+            &mut state,
+            &checkpoint(&[0, 1], &[share, ("elsewhere", GPU, "GPU-1"), ("intruder", GPU, "GPU-0")]),
+            3,
+        );
+        let uids: Vec<String> = state.intruders().into_iter().map(|pod| pod.uid).collect();
+        assert_eq!(uids, ["intruder"]);
+        state.observe_pod(PodView { deleting: true, ..pod("intruder") }, 4);
+        assert!(state.intruders().is_empty());
+    }
+}
