@@ -255,7 +255,7 @@ async fn nvidias_plugin_that_goes_finds_its_place_at_the_kubelet_free() {
 async fn a_plugin_that_registers_with_the_kubelet_itself_is_registered_over() {
     let machine = Machine::start().await;
     both_registered(&machine).await;
-    let before = Nvidia::start(machine.plugins(), 8).await;
+    let mut nvidia = Nvidia::start(machine.plugins(), 8).await;
     healthy_cards(&machine, 0..8).await;
     machine.bind("s", &[("main", &shared(50, 30))], &[("tencent.com/predicate-gpu-idx-0", "3")]);
     // As above.
@@ -263,20 +263,19 @@ async fn a_plugin_that_registers_with_the_kubelet_itself_is_registered_over() {
     machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
     machine.set_phase("s", "Running");
     healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
-    before.stop.cancel();
-    for _ in 0..2 {
-        let nvidia = Nvidia::start_at_kubelet(machine.plugins(), 8);
+    for _ in 0..3 {
+        nvidia.stop.cancel();
+        nvidia = Nvidia::start_at_kubelet(machine.plugins(), 8);
         until("the plugin is listened to by the kubelet and by the agent", || nvidia.plugin.streams() > 1)
             .await;
         healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
-        nvidia.stop.cancel();
     }
-    let nvidia = Nvidia::start_at_kubelet(machine.plugins(), 8);
-    healthy_cards(&machine, [0, 1, 2, 4, 5, 6, 7]).await;
     machine.kubelet.admit("l", "main", false, &[(GPU, 7)]).await.unwrap();
     assert!(!nvidia.plugin.allocated()[0].contains(&uuid(3)));
-    let free = cards_of(&machine.kubelet.healthy(CORE), 100);
-    assert_eq!(free, BTreeSet::from([3]), "and whole cards are withdrawn from sharing");
+    until("whole cards are withdrawn from sharing", || {
+        cards_of(&machine.kubelet.healthy(CORE), 100) == BTreeSet::from([3])
+    })
+    .await;
 }
 
 /// The API server may not answer the agent that starts.

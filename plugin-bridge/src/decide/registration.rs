@@ -16,7 +16,7 @@ use super::grants::{DeviceKey, Resource};
 use super::{Millis, NodeState, PodView};
 
 /// How long the kubelet may still show what this agent listed before. Its checkpoint follows a list within milliseconds.
-const LAG: Millis = 1_000;
+const LAG: Millis = 5_000;
 
 type Ids = BTreeSet<Arc<str>>;
 
@@ -222,7 +222,7 @@ mod tests {
         read(
             &mut state,
             &checkpoint(&[1], &[("s", "tencent.com/vcuda-core", "tencent.com/vcuda-core-7")]),
-            2_000,
+            2 * LAG,
         );
         assert!(state.bypassed().is_empty());
     }
