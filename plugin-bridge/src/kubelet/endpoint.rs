@@ -85,7 +85,7 @@ pub async fn run<S: DevicePlugin>(
                 let same_kubelet =
                     session.run_until_lost(&mut directory, &kubelet, kubelet_stamp, &own, &stop).await;
                 state.send_modify(|s| s.registered = false);
-                if same_kubelet {
+                if same_kubelet && !stop.is_cancelled() {
                     tokio::time::sleep(SETTLE).await;
                 }
             }

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_migrate_cluster_tests::{
-    Cluster,
+    Cluster, http,
     migration::{GPU, shared_spec},
     observe::Observer,
     stage::CARDS,
@@ -22,6 +22,7 @@ use kube::{Api, api::ListParams};
 use crate::kubernetes::CHECKPOINT;
 
 const PLUGIN: &str = "nvidia-device-plugin";
+const METRIC: &str = "gpu_migrate_node_agent_registrations_taken_back_total";
 
 /// The variable is dropped from the plugin's DaemonSet while shares run; then the plugin, the node agent and the kubelet start anew.
 /// Whole cards are allocated through the agent again each time, and how long they were not is printed.
@@ -36,16 +37,22 @@ pub(crate) async fn a_plugin_at_the_kubelet_is_registered_over(cluster: &mut Clu
 
     let watch = Exposure::watch(&card);
     cluster.run_nvidia_plugin(None)?;
+    counted(cluster, 1).await.context("the variable was dropped")?;
     taken_back(cluster, &card).await.context("the variable was dropped")?;
     eprintln!(
         "    variable dropped: the share's card was healthy at the kubelet for {:.1?}",
         watch.finish()?
     );
     for component in [PLUGIN, "gpu-migrate-bridge", "kubelet", PLUGIN] {
-        let watch = Exposure::watch(&card);
+        let (watch, count) = (Exposure::watch(&card), count(cluster).await?);
         cluster.kill(component)?;
         cluster.start_component(component)?;
-        cluster.wait_until_serving().await?;
+        match component {
+            // It registers with the kubelet each time it starts.
+            PLUGIN => counted(cluster, count + 1).await?,
+            "gpu-migrate-bridge" => counted(cluster, 1).await?,
+            _ => cluster.wait_until_serving().await?,
+        }
         taken_back(cluster, &card).await.with_context(|| format!("{component} was killed"))?;
         eprintln!(
             "    {component} killed: the share's card was healthy at the kubelet for {:.1?}",
@@ -69,6 +76,25 @@ pub(crate) async fn a_plugin_at_the_kubelet_is_registered_over(cluster: &mut Clu
     cluster.run_nvidia_plugin(Some(gpu_migrate_cluster_tests::stage::BRIDGE_SOCKET))?;
     taken_back(cluster, &card).await.context("the variable is set again")?;
     observer.finish().await?.check(9)
+}
+
+/// How often the agent that runs has taken the registration back.
+async fn count(cluster: &Cluster) -> Result<u64> {
+    let page = http::get(cluster.setup.ports.bridge_metrics, "/metrics").await?;
+    let line = page.lines().find_map(|line| line.strip_prefix(METRIC)).context("no such metric")?;
+    Ok(line.trim().parse()?)
+}
+
+/// Waits until it has done so this often.
+async fn counted(cluster: &mut Cluster, times: u64) -> Result<()> {
+    let port = cluster.setup.ports.bridge_metrics;
+    cluster
+        .until("the node agent to register over NVIDIA's plugin", Duration::from_secs(60), || async {
+            let page = http::get(port, "/metrics").await.unwrap_or_default();
+            let count = page.lines().find_map(|line| line.strip_prefix(METRIC)).unwrap_or_default().trim();
+            Ok(Seen::from_bool(count.parse::<u64>().is_ok_and(|count| count >= times), || count.to_owned()))
+        })
+        .await
 }
 
 /// Waits until the kubelet would allocate every card to whole-card pods but that of the share.
