@@ -15,7 +15,8 @@ use super::devices::Listing;
 use super::grants::{DeviceKey, Resource};
 use super::{Millis, NodeState, PodView};
 
-/// How long the kubelet may still show what this agent listed before. Its checkpoint follows a list within milliseconds.
+/// How long the kubelet may still show what this agent listed before, where it has not shown the latest list yet. Its checkpoint
+/// follows a list within milliseconds.
 const LAG: Millis = 5_000;
 
 type Ids = BTreeSet<Arc<str>>;
@@ -24,11 +25,19 @@ type Ids = BTreeSet<Arc<str>>;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Registration {
     at_kubelet: BTreeMap<Arc<str>, Ids>,
-    listed: BTreeMap<Arc<str>, Ids>,
+    listed: BTreeMap<Arc<str>, Listed>,
     /// Until when each ID was listed that is not any more.
     until: HashMap<Arc<str>, Millis>,
     /// Containers whose devices the kubelet did not get from this agent, and which are on the card of a share.
     pub(super) intruders: BTreeSet<HolderId>,
+}
+
+/// Our latest list of a resource.
+#[derive(Clone, Debug, Default)]
+struct Listed {
+    healthy: Ids,
+    /// The kubelet has had it since: what it shows now that is not in it is from another list, and no earlier one of ours.
+    followed: bool,
 }
 
 impl Registration {
@@ -38,8 +47,10 @@ impl Registration {
     }
 
     fn is_ours(&self, resource: &str, id: &str, now: Millis) -> bool {
-        self.listed.get(resource).is_some_and(|listed| listed.contains(id))
-            || self.until.get(id).is_some_and(|until| now.saturating_sub(*until) < LAG)
+        let listed = self.listed.get(resource);
+        listed.is_some_and(|listed| listed.healthy.contains(id))
+            || !listed.is_some_and(|listed| listed.followed)
+                && self.until.get(id).is_some_and(|until| now.saturating_sub(*until) < LAG)
     }
 
     /// What the kubelet may allocate although this agent does not list it as healthy.
@@ -53,8 +64,9 @@ impl NodeState {
     /// A list was sent to the kubelet.
     pub fn observe_sent(&mut self, resource: &Resource, listing: &Listing, now: Millis) {
         let (Resource::Legacy(name), Listing::Legacy(devices)) = (resource, listing) else { return };
-        let healthy = devices.iter().filter(|device| device.healthy).map(|device| device.id.as_str().into());
-        self.replace_listed(name, Some(healthy.collect()), now);
+        let healthy = devices.iter().filter(|device| device.healthy).map(|device| Arc::from(&*device.id));
+        let healthy = healthy.filter(|id| self.card_of_legacy(id).is_some()).collect();
+        self.replace_listed(name, Some(Listed { healthy, followed: false }), now);
     }
 
     /// The kubelet does not follow the list of this resource any more.
@@ -64,13 +76,13 @@ impl NodeState {
         self.registration.at_kubelet.remove(name);
     }
 
-    fn replace_listed(&mut self, resource: &Arc<str>, healthy: Option<Ids>, now: Millis) {
+    fn replace_listed(&mut self, resource: &Arc<str>, list: Option<Listed>, now: Millis) {
         let Registration { listed, until, .. } = &mut self.registration;
-        let before = match healthy {
-            Some(healthy) => listed.insert(resource.clone(), healthy),
+        let before = match list {
+            Some(list) => listed.insert(resource.clone(), list),
             None => listed.remove(resource),
         };
-        until.extend(before.into_iter().flatten().map(|id| (id, now)));
+        until.extend(before.into_iter().flat_map(|list| list.healthy).map(|id| (id, now)));
     }
 
     /// The kubelet's healthy devices of NVIDIA's resources with cards of this node.
@@ -84,6 +96,10 @@ impl NodeState {
                 (Arc::from(name.as_str()), ids.filter(|id| self.card_of_legacy(id).is_some()).collect())
             })
             .collect();
+        let Registration { at_kubelet, listed, .. } = &mut self.registration;
+        for (resource, list) in listed {
+            list.followed |= at_kubelet.get(resource) == Some(&list.healthy);
+        }
     }
 
     fn card_of_legacy(&self, id: &Arc<str>) -> Option<CardIndex> {
@@ -225,6 +241,20 @@ mod tests {
             2 * LAG,
         );
         assert!(state.bypassed().is_empty());
+    }
+
+    #[test]
+    fn a_kubelet_that_had_the_latest_list_does_not_go_back_to_an_earlier_one() {
+        let share = ("s", "tencent.com/vcuda-core", "tencent.com/vcuda-core-7");
+        let mut state = new();
+        read(&mut state, &checkpoint(&[], &[]), 1);
+        send(&mut state, 2);
+        read(&mut state, &checkpoint(&[0, 1], &[share]), 3);
+        send(&mut state, 4);
+        read(&mut state, &checkpoint(&[1], &[share]), 5);
+        assert!(state.bypassed().is_empty());
+        read(&mut state, &checkpoint(&[0, 1], &[share]), 6);
+        assert_eq!(state.bypassed(), BTreeSet::from([GPU.into()]));
     }
 
     #[test]
