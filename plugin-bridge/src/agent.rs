@@ -88,7 +88,13 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     );
     tasks.spawn(
         "taking back registrations",
-        run_takeover(node.clone(), upstreams.clone(), directory.clone(), stop.clone()),
+        run_takeover(
+            node.clone(),
+            upstreams.clone(),
+            args.register_over_nvidia_plugin,
+            directory.clone(),
+            stop.clone(),
+        ),
     );
     tasks.spawn(
         "plugins of NVIDIA's resources",
@@ -292,8 +298,11 @@ async fn serve_legacy(
                 if let Some((over, task)) = served.remove(&resource) {
                     over.cancel();
                     let _ = task.await;
-                    served.insert(resource.clone(), start(resource));
+                } else if !upstreams.is_registered(&resource) {
+                    // It will be served with its first list.
+                    continue;
                 }
+                served.insert(resource.clone(), start(resource));
             }
             Some(Announcement::Lost(resource)) => {
                 if let Some((over, task)) = served.remove(&resource) {

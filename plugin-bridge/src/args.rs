@@ -75,6 +75,10 @@ pub struct Args {
     /// Report the NUMA node of each vcuda device to the kubelet (a topology manager may then narrow the extender's choice).
     #[arg(long, env = "GPU_MIGRATE_NUMA_HINTS")]
     pub numa_hints: bool,
+    /// Use a plugin of NVIDIA's that registers with the kubelet itself, by registering over it. Without this flag only while shares are
+    /// here; cards of such a plugin take no first share.
+    #[arg(long, env = "GPU_MIGRATE_REGISTER_OVER_NVIDIA_PLUGIN")]
+    pub register_over_nvidia_plugin: bool,
     /// Where /livez, /readyz, /metrics and /cards are served; empty: nowhere.
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9404", value_name = "ADDR")]
     pub metrics_bind: String,

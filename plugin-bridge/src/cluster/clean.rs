@@ -3,7 +3,7 @@
 //!
 //! A Deployment replaces such a pod without back-off (90 in 10 s were seen), and does not delete the failed ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,18 +35,22 @@ pub fn failed(state: &NodeState) -> Vec<PodView> {
 
 pub async fn run(client: Client, node: Arc<Node>, stop: CancellationToken) {
     let mut since: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut deleted = BTreeSet::new();
     let mut changes = node.changes();
+    let mut pace = tokio::time::interval(PACE);
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(PACE) => {}
-            changed = changes.changed() => {
-                if changed.is_err() { return }
-                for pod in node.with(|state, _| state.intruders()) {
-                    delete(&client, &node, &pod, &INTRUDER).await;
-                }
-                continue;
-            }
+        let paced = tokio::select! {
+            _ = pace.tick() => true,
+            changed = changes.changed() => if changed.is_ok() { false } else { return },
             () = stop.cancelled() => return,
+        };
+        for pod in node.with(|state, _| state.intruders()) {
+            if !deleted.contains(&pod.uid) && delete(&client, &node, &pod, &INTRUDER).await {
+                deleted.insert(pod.uid);
+            }
+        }
+        if !paced {
+            continue;
         }
         let found = node.with(|state, _| failed(state));
         since.retain(|uid, _| found.iter().any(|pod| pod.uid == *uid));
@@ -82,7 +86,8 @@ const INTRUDER: Deletion = Deletion {
     count: Metrics::intruder_deleted,
 };
 
-async fn delete(client: &Client, node: &Node, pod: &PodView, why: &Deletion) {
+/// Whether it is deleted now.
+async fn delete(client: &Client, node: &Node, pod: &PodView, why: &Deletion) -> bool {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let same = Preconditions { uid: Some(pod.api_uid.clone()), resource_version: None };
     match api.delete(&pod.name, &(why.params)().preconditions(same)).await {
@@ -92,10 +97,12 @@ async fn delete(client: &Client, node: &Node, pod: &PodView, why: &Deletion) {
                 why.reason,
                 format!("{}/{} {}", pod.namespace, pod.name, why.message),
             ));
+            true
         }
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => true,
         Err(error) => {
             tracing::warn!(pod = %format!("{}/{}", pod.namespace, pod.name), %error, "deleting a pod failed; retrying");
+            false
         }
     }
 }

@@ -66,39 +66,39 @@ impl NodeState {
         let (Resource::Legacy(name), Listing::Legacy(devices)) = (resource, listing) else { return };
         let healthy = devices.iter().filter(|device| device.healthy).map(|device| Arc::from(&*device.id));
         let healthy = healthy.filter(|id| self.card_of_legacy(id).is_some()).collect();
-        self.replace_listed(name, Some(Listed { healthy, followed: false }), now);
-    }
-
-    /// The kubelet does not follow the list of this resource any more.
-    pub fn observe_stream_end(&mut self, resource: &Resource, now: Millis) {
-        let Resource::Legacy(name) = resource else { return };
-        self.replace_listed(name, None, now);
-        self.registration.at_kubelet.remove(name);
-    }
-
-    fn replace_listed(&mut self, resource: &Arc<str>, list: Option<Listed>, now: Millis) {
         let Registration { listed, until, .. } = &mut self.registration;
-        let before = match list {
-            Some(list) => listed.insert(resource.clone(), list),
-            None => listed.remove(resource),
-        };
+        let before = listed.insert(name.clone(), Listed { healthy, followed: false });
         until.extend(before.into_iter().flat_map(|list| list.healthy).map(|id| (id, now)));
     }
 
-    /// The kubelet's healthy devices of NVIDIA's resources with cards of this node.
+    /// The kubelet does not follow the list of this resource any more.
+    pub fn observe_stream_end(&mut self, resource: &Resource) {
+        let Resource::Legacy(name) = resource else { return };
+        let Registration { at_kubelet, listed, until, .. } = &mut self.registration;
+        at_kubelet.remove(name);
+        // A version that is read later is not of our list.
+        for id in listed.remove(name).into_iter().flat_map(|list| list.healthy) {
+            until.remove(&id);
+        }
+    }
+
+    /// The kubelet's healthy devices of NVIDIA's resources with cards of this node. What it had before this process was ready is of an
+    /// earlier agent's list.
     pub(super) fn observe_kubelet_lists(&mut self, checkpoint: &Checkpoint<'_>) {
-        self.registration.at_kubelet = checkpoint
-            .registered
-            .keys()
-            .filter(|name| matches!(self.resource(name), Resource::Legacy(_)))
-            .map(|name| {
-                let ids = checkpoint.healthy(name).into_iter().map(|id| Arc::from(&*id));
-                (Arc::from(name.as_str()), ids.filter(|id| self.card_of_legacy(id).is_some()).collect())
-            })
-            .collect();
+        if !self.is_ready() {
+            return;
+        }
+        let of_cards = |name: &String| {
+            let ids = checkpoint.healthy(name).into_iter().map(|id| Arc::from(&*id));
+            let ids: Ids = ids.filter(|id| self.card_of_legacy(id).is_some()).collect();
+            (!ids.is_empty()).then(|| (Arc::from(name.as_str()), ids))
+        };
+        let names = checkpoint.registered.keys().filter(|name| self.is_nvidias(name));
+        self.registration.at_kubelet = names.filter_map(of_cards).collect();
         let Registration { at_kubelet, listed, .. } = &mut self.registration;
         for (resource, list) in listed {
-            list.followed |= at_kubelet.get(resource) == Some(&list.healthy);
+            list.followed |=
+                at_kubelet.get(resource).map_or(list.healthy.is_empty(), |ids| *ids == list.healthy);
         }
     }
 
@@ -112,11 +112,23 @@ impl NodeState {
         self.registration.not_ours(self.clock).map(|(resource, _)| resource.clone()).collect()
     }
 
+    /// Resources of the domain of the legacy one: `nvidia.com/mig-1g.10gb` beside `nvidia.com/gpu`.
+    fn is_nvidias(&self, resource: &str) -> bool {
+        let domain = |name: &str| name.split_once('/').map(|(domain, _)| domain.to_owned());
+        domain(resource) == domain(&self.settings.dialect.legacy)
+    }
+
     /// The resources that NVIDIA's plugin may serve, registered here or not.
     #[must_use]
     pub fn nvidias_resources(&self) -> BTreeSet<Arc<str>> {
         let known = self.upstream.keys().chain(self.registration.at_kubelet.keys()).cloned();
         known.chain([self.settings.dialect.legacy.as_str().into()]).collect()
+    }
+
+    /// Whether a container has a share of a card here.
+    #[must_use]
+    pub fn has_shares(&self) -> bool {
+        self.grants.values().any(|grant| matches!(grant.resource, Resource::Shared(_)))
     }
 
     /// The cards that the kubelet may allocate although this agent does not list them, and for which resource.
@@ -177,13 +189,20 @@ mod tests {
         state.ingest_checkpoint(&Checkpoint::parse(text.as_bytes()).unwrap(), now);
     }
 
-    /// Two cards; NVIDIA's plugin is registered here.
-    fn new() -> NodeState {
+    /// Two cards; NVIDIA's plugin is registered here. Nothing is known of what was allocated.
+    fn unread() -> NodeState {
         let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
         let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
         let device =
             |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
         state.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        state
+    }
+
+    fn new() -> NodeState {
+        let mut state = unread();
+        read(&mut state, &checkpoint(&[0, 1], &[]), 0);
+        assert!(state.bypassed().is_empty(), "of the agent before this one");
         state
     }
 
@@ -276,7 +295,7 @@ mod tests {
             let containers = vec![ContainerView { ask, reserved: Vec::new() }];
             PodView { uid: uid.into(), phase: PodPhase::Pending, containers, ..PodView::default() }
         };
-        let mut state = new();
+        let mut state = unread();
         read(&mut state, &checkpoint(&[1], &[share, ("before", GPU, "GPU-0")]), 1);
         state.observe_pods(vec![pod("before"), pod("elsewhere"), pod("intruder")], 2);
         assert!(state.intruders().is_empty(), "which of the two was first is not known");

@@ -4,7 +4,7 @@
 //! is called at its own socket, as if it had registered here. Kubelets up to 1.36 replace one plugin by the other; from 1.37 on they keep
 //! both and mark a resource unhealthy only when the last one goes, so an agent that is taken off leaves NVIDIA's plugin in force.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +31,12 @@ struct Tried {
     last: Option<(Option<Stamp>, Instant)>,
 }
 
-/// Looks at each version of the kubelet checkpoint, until `stop`.
+/// Looks at each version of the kubelet checkpoint, until `stop`. Unless `always`, only while there are shares: before the first and
+/// after the last, a plugin that registers with the kubelet itself is left alone, and its cards take no share.
 pub async fn run(
     node: Arc<Node>,
     upstreams: Arc<Upstreams>,
+    always: bool,
     mut directory: DirectoryWatch,
     stop: CancellationToken,
 ) {
@@ -42,25 +44,31 @@ pub async fn run(
     let mut tried: BTreeMap<Arc<str>, Tried> = BTreeMap::new();
     while !stop.is_cancelled() {
         changes.borrow_and_update();
-        let (bypassed, resources) = node.with(|state, _| (state.bypassed(), state.nvidias_resources()));
-        let registered = upstreams.registered_resources();
+        let (bypassed, resources) = node.with(|state, _| {
+            let resources = state.nvidias_resources();
+            (state.bypassed(), if always || state.has_shares() { resources } else { BTreeSet::new() })
+        });
         for resource in resources {
-            let is_registered = registered.get(&*resource).copied().unwrap_or(false);
+            let is_registered = upstreams.is_registered(&resource);
+            let is_bypassed = bypassed.contains(&resource);
             let tried = tried.entry(resource.clone()).or_default();
             let since = tried.unregistered.filter(|_| !is_registered).unwrap_or_else(Instant::now);
             tried.unregistered = (!is_registered).then_some(since);
             let endpoint = socket_of(&resource);
             let stamp = Stamp::of(&directory.path().join(&endpoint));
             let is_another = tried.last.is_none_or(|(before, _)| before != stamp);
-            let due = if bypassed.contains(&resource) {
+            let due = if is_bypassed {
                 is_another || tried.last.is_some_and(|(_, at)| at.elapsed() >= PACE)
             } else {
-                // It serves, and has registered neither here nor at a kubelet that still knows of it. It gets time to do so.
+                // It may serve, and has registered neither here nor at a kubelet that still knows of it. It gets time to do so.
                 is_another && stamp.is_some() && !is_registered && since.elapsed() >= PACE
             };
             if due {
                 tried.last = Some((stamp, Instant::now()));
-                take(&node, &upstreams, &resource, is_registered, stamp.map(|_| endpoint));
+                if is_bypassed {
+                    report(&node, &resource);
+                }
+                take(&upstreams, &resource, is_registered, stamp.map(|_| endpoint));
             }
         }
         tokio::select! {
@@ -73,13 +81,7 @@ pub async fn run(
 }
 
 /// `endpoint`: the plugin's socket, where it is there.
-fn take(
-    node: &Node,
-    upstreams: &Arc<Upstreams>,
-    resource: &str,
-    is_registered: bool,
-    endpoint: Option<String>,
-) {
+fn take(upstreams: &Arc<Upstreams>, resource: &str, is_registered: bool, endpoint: Option<String>) {
     match endpoint {
         None if !is_registered => {
             tracing::warn!(
@@ -98,7 +100,6 @@ fn take(
         }
         _ => {}
     }
-    report(node, resource);
     // Where it is served already, so as not to wait until the plugin has listed its devices.
     upstreams.take_back(resource);
 }

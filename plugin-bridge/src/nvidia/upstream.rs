@@ -209,7 +209,9 @@ impl Upstreams {
             mine
         });
         tokio::time::sleep(RECONNECT).await;
-        if entry.epoch.lock().0 == epoch {
+        // Held until it is announced: a registration that comes meanwhile is announced after it.
+        let current = entry.epoch.lock();
+        if current.0 == epoch {
             tracing::warn!(
                 resource,
                 "NVIDIA's plugin did not register again; its devices are listed as unhealthy"
@@ -256,6 +258,11 @@ impl Upstreams {
         let entry = self.resources.lock().get(resource).cloned();
         let options = entry.and_then(|entry| entry.current.borrow().as_ref().map(|u| u.options));
         options.unwrap_or_default()
+    }
+
+    #[must_use]
+    pub fn is_registered(&self, resource: &str) -> bool {
+        self.resources.lock().get(resource).is_some_and(|entry| entry.current.borrow().is_some())
     }
 
     /// Whether each resource is registered now.

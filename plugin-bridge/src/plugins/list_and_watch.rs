@@ -60,7 +60,7 @@ pub(super) fn watch_list(node: Arc<Node>, resource: Resource, streams: Streams) 
                 () = stop.cancelled() => break,
             }
         }
-        node.with(|state, now| state.observe_stream_end(&resource, now));
+        node.with(|state, _| state.observe_stream_end(&resource));
     });
     Box::pin(ReceiverStream::new(receiver))
 }

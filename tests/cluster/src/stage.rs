@@ -33,8 +33,7 @@ use crate::{
 pub const CARDS: u64 = 8;
 /// The name of the webhook's registration.
 pub const WEBHOOK: &str = "gpu-migrate";
-/// Where NVIDIA's plugin registers: the `@` in the name makes a stock tonic server accept a Go client.
-/// Where NVIDIA's plugin registers with the node agent.
+/// Where NVIDIA's plugin registers with the node agent: the `@` in the name makes a stock tonic server accept a Go client.
 pub const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
 
 /// The webhook's other replica, where there are two.

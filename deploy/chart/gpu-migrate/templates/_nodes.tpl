@@ -97,6 +97,9 @@ spec:
             {{- if $v.numaHints }}
             - --numa-hints
             {{- end }}
+            {{- if $v.registerOverNvidiaPlugin }}
+            - --register-over-nvidia-plugin
+            {{- end }}
             {{- with $v.cdiSpecDir }}
             - --cdi-spec-dir={{ . }}
             {{- end }}
