@@ -1,8 +1,8 @@
 //! NVIDIA's plugin at the kubelet itself, as without our variable: the node agent registers over it.
 
 use std::{
-    collections::BTreeSet, fs, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration,
-    time::Instant,
+    borrow::Cow, collections::BTreeSet, fs, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering,
+    time::Duration, time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -113,7 +113,7 @@ async fn taken_back(cluster: &mut Cluster, card: &str) -> Result<()> {
 fn healthy() -> Result<BTreeSet<String>> {
     let text = fs::read(CHECKPOINT).with_context(|| format!("cannot read {CHECKPOINT}"))?;
     let parsed = Checkpoint::parse(&text)?;
-    Ok(parsed.healthy(&Dialect::default().legacy).into_iter().map(|id| id.into_owned()).collect())
+    Ok(parsed.healthy(&Dialect::default().legacy).into_iter().map(Cow::into_owned).collect())
 }
 
 /// How long a card is healthy at the kubelet, from reading its checkpoint again and again.
