@@ -214,7 +214,7 @@ mod tests {
 
     fn closed(state: &NodeState) -> Vec<usize> {
         let cards = state.ledger().indexes().filter(|card| state.closed_because(*card).is_some());
-        cards.map(|card| card.position()).collect()
+        cards.map(CardIndex::position).collect()
     }
 
     #[test]
