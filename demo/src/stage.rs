@@ -22,7 +22,7 @@ use gpu_migrate_sim::cluster::api::ApiServer;
 use gpu_migrate_sim::cluster::controllers;
 use gpu_migrate_sim::cluster::kubelet::{Kubelet, NodeSpec, Pace};
 use gpu_migrate_sim::cluster::scheduler::{ExtenderConfig, Scheduler, SchedulerConfig};
-use gpu_migrate_sim::nvidia::NvidiaPlugin;
+use gpu_migrate_sim::nvidia::{NvidiaPlugin, Trouble};
 
 /// Namespace of our own parts.
 const OWN: &str = "gpu-migrate-system";
@@ -32,8 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A part of the demo that is broken on purpose, so that tests can show that the observer would notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
-    /// NVIDIA's plugin registers past the node agents, which then know nothing of legacy pods' cards.
-    BlindAgent,
+    /// NVIDIA's plugin answers for its first card, whichever it is asked for.
+    LyingPlugin,
 }
 
 /// Everything that runs.
@@ -309,12 +309,11 @@ async fn start_node(
         "",
     ];
     let arguments: Vec<String> = arguments.map(str::to_owned).into();
-    let registrar = match fault {
-        Some(Fault::BlindAgent) => "kubelet.sock",
-        None => SOCKET,
-    };
     let plugin = NvidiaPlugin::new(cards.clone());
-    tokio::spawn(plugin.run(root.join("device-plugins"), registrar.into(), stop.clone()));
+    if fault == Some(Fault::LyingPlugin) {
+        plugin.set_trouble(Trouble::Lies);
+    }
+    tokio::spawn(plugin.run(root.join("device-plugins"), SOCKET.into(), stop.clone()));
     let agent = Some(start_agent(&script.name, &arguments)?);
     Ok(StageNode { script: script.clone(), cards, kubelet, agent, arguments, kept_checkpoint: None })
 }

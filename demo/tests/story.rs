@@ -16,8 +16,8 @@ async fn the_story_ends_well() {
     assert!(outcome.scheduler.bound >= 22, "{:?}", outcome.scheduler);
 }
 
-/// Shared pods are on both cards; then a legacy pod comes past the scheduler. Only the node agent stands in its way.
-fn past_the_scheduler(ready: usize) -> String {
+/// So many cards of two have a share; then a legacy pod comes past the scheduler. Only the node agent stands in its way.
+fn past_the_scheduler(shares: usize, ready: usize) -> String {
     format!(
         r#"
 nodes: [{{name: node-a, cards: 2, model: Tesla-T4, memoryMiB: 15360}}]
@@ -28,14 +28,14 @@ steps:
       kind: Deployment
       metadata: {{name: shared, namespace: team}}
       spec:
-        replicas: 2
+        replicas: {shares}
         selector: {{matchLabels: {{app: shared}}}}
         template:
           metadata: {{labels: {{app: shared}}}}
           spec:
             schedulerName: gpu-migrate-scheduler
             containers: [{{name: c, image: i, resources: {{limits: {{tencent.com/vcuda-core: 60, tencent.com/vcuda-memory: 10}}}}}}]
-  - ready: {{namespace: team, pods: 2}}
+  - ready: {{namespace: team, pods: {shares}}}
   - apply:
       apiVersion: v1
       kind: Pod
@@ -56,9 +56,9 @@ async fn tell(story: &str, fault: Option<Fault>) -> Outcome {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_agent_is_noticed_and_a_sound_one_refuses() {
-    let broken = tell(&past_the_scheduler(3), Some(Fault::BlindAgent)).await;
+async fn two_kinds_on_a_card_are_noticed_and_a_sound_agent_refuses() {
+    let broken = tell(&past_the_scheduler(1, 2), Some(Fault::LyingPlugin)).await;
     assert!(broken.violations.exclusive > 0, "{broken:?}");
-    let sound = tell(&past_the_scheduler(2), None).await;
+    let sound = tell(&past_the_scheduler(2, 2), None).await;
     assert_eq!(sound.violations.total(), 0, "{:?}", sound.violations.told);
 }

@@ -42,6 +42,8 @@ pub enum Trouble {
     Refuses,
     /// It does not answer.
     Hangs,
+    /// It answers for its first cards, whichever it is asked for.
+    Lies,
 }
 
 /// The plugin of one node. Its streams end when the last clone is dropped.
@@ -237,7 +239,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<AllocateResponse>, Status> {
         let trouble = *self.shared.trouble.lock();
         match trouble {
-            Trouble::None => {}
+            Trouble::None | Trouble::Lies => {}
             Trouble::Refuses => return Err(Status::unknown("invalid allocation request")),
             Trouble::Hangs => std::future::pending().await,
         }
@@ -248,7 +250,9 @@ impl DevicePlugin for Service {
                     "invalid allocation request for {RESOURCE:?}: unknown device: {unknown}"
                 )));
             }
-            let envs = BTreeMap::from([(VISIBLE_DEVICES.to_owned(), ask.devices_ids.join(","))]);
+            let shown = if trouble == Trouble::Lies { &self.shared.cards } else { &ask.devices_ids };
+            let shown: Vec<&str> = shown.iter().take(ask.devices_ids.len()).map(String::as_str).collect();
+            let envs = BTreeMap::from([(VISIBLE_DEVICES.to_owned(), shown.join(","))]);
             container_responses
                 .push(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() });
             self.shared.allocated.lock().push(ask.devices_ids);
