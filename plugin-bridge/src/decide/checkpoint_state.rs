@@ -45,8 +45,8 @@ pub(super) struct CheckpointState {
     grace: Millis,
     /// The file on disk is truncated or malformed: what it does not list means nothing.
     pub(super) unreadable: bool,
-    /// When the kubelet last started without its checkpoint, or the file was last found unreadable. What was allocated up to
-    /// then may have been in it, and no later checkpoint says so.
+    /// When the kubelet last started without its checkpoint, the file was last found unreadable, or was first read after it had been
+    /// missing. What was allocated up to then may have been in the one before, and no later checkpoint says so.
     pub(super) lost_at: Option<Millis>,
     /// When the kubelet was last seen to restart, until its checkpoint has been read after that.
     restarted_at: Option<Millis>,
@@ -115,7 +115,10 @@ impl CheckpointState {
     /// The checkpoint was read. Whether that made this ready.
     pub(super) fn found_readable(&mut self, now: Millis, settled: Option<bool>) -> bool {
         self.unreadable = false;
-        let Startup::Pending { file, .. } = &mut self.startup else { return false };
+        let Startup::Pending { file, missing_since, .. } = &mut self.startup else { return false };
+        if missing_since.is_some() {
+            self.lost_at = Some(now);
+        }
         if *file == FileState::NotRead {
             self.startup = Startup::Ready;
             return true;
@@ -190,6 +193,15 @@ mod tests {
         let mut state = new();
         state.source_lost();
         assert!(state.found_readable(60, Some(true)));
+    }
+
+    #[test]
+    fn a_file_that_was_missing_says_nothing_of_what_was_allocated_before_it() {
+        let mut state = new();
+        state.found_missing(5);
+        assert!(state.found_readable(7, None) && state.lost_at == Some(7));
+        let mut state = new();
+        assert!(state.found_readable(7, None) && state.lost_at.is_none());
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(super) struct Registration {
     /// Until when each ID was listed that is not any more.
     until: HashMap<Arc<str>, Millis>,
     /// Containers whose devices the kubelet did not get from this agent, and which are on the card of a share.
-    pub(super) intruders: BTreeSet<HolderId>,
+    intruders: BTreeSet<HolderId>,
 }
 
 /// Our latest list of a resource.
@@ -41,7 +41,7 @@ struct Listed {
 }
 
 impl Registration {
-    /// Nothing is known of what the kubelet may allocate: it has restarted, or does not follow our list any more.
+    /// Nothing is known of what the kubelet may allocate: it has restarted.
     pub(super) fn forget_kubelet(&mut self) {
         self.at_kubelet.clear();
     }
@@ -138,26 +138,22 @@ impl NodeState {
     }
 
     /// Notes which of these containers, new in the checkpoint, are on the card of a share.
-    pub(super) fn observe_intruders(&mut self, holders: BTreeSet<HolderId>) {
-        let on_a_share = |holder: &HolderId| {
-            self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
-        };
-        let found: BTreeSet<HolderId> = holders.into_iter().filter(|holder| on_a_share(holder)).collect();
-        self.registration.intruders.extend(found);
+    pub(super) fn observe_intruders(&mut self, new: BTreeSet<HolderId>) {
+        let mut intruders = std::mem::take(&mut self.registration.intruders);
+        intruders.extend(new);
+        intruders.retain(|holder| self.is_disputed(holder));
+        self.registration.intruders = intruders;
+    }
+
+    fn is_disputed(&self, holder: &HolderId) -> bool {
+        self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
     }
 
     /// Pods that the kubelet gave the card of a share without asking this agent. They must end before they use it (I1).
     #[must_use]
     pub fn intruders(&self) -> Vec<PodView> {
-        let uids: BTreeSet<&str> = self
-            .registration
-            .intruders
-            .iter()
-            .filter(|holder| {
-                self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
-            })
-            .map(|holder| holder.pod_uid.as_str())
-            .collect();
+        let disputed = self.registration.intruders.iter().filter(|holder| self.is_disputed(holder));
+        let uids: BTreeSet<&str> = disputed.map(|holder| holder.pod_uid.as_str()).collect();
         let pods = uids.into_iter().filter_map(|uid| self.pods.get(uid));
         pods.filter(|pod| !pod.deleting && !pod.has_ended()).cloned().collect()
     }

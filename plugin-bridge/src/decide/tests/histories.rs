@@ -511,3 +511,23 @@ fn an_unused_allocation_is_not_confirmed_beside_the_one_that_was_used() {
     ];
     run(&steps).unwrap();
 }
+
+#[test]
+fn a_checkpoint_that_was_deleted_and_written_anew_frees_nothing_of_before() {
+    let steps = [
+        bind(share(25, 1)),
+        admit(),
+        bind(share(100, 4)),
+        Step::End(0),
+        admit().failing(Fault::DiskFails(0), 0).shuffled(63_043_842_999_125),
+        Step::RemoveCheckpoint,
+        Step::RestartAgent,
+        Step::ListPodResources,
+        Step::DeleteWithForce(3_988_031_724_922_992_046),
+        bind(share(25, 1)),
+        admit(),
+        Step::DeliverList(3),
+        Step::RestartKubelet { noticed_late: false },
+    ];
+    run(&steps).unwrap();
+}
