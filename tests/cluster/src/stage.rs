@@ -58,9 +58,9 @@ pub enum Stage {
 }
 
 impl Cluster {
-    /// Brings the cluster to a stage; does nothing if it is there.
+    /// Brings the cluster to a stage; does nothing if it is there. A bare one is a new one each time.
     pub async fn enter(&mut self, stage: Stage) -> Result<()> {
-        if self.stage == Some(stage) {
+        if self.stage == Some(stage) && stage != Stage::Bare {
             return Ok(());
         }
         self.leave().await?;

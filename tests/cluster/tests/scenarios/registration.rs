@@ -22,7 +22,7 @@ use kube::{Api, api::ListParams};
 use crate::kubernetes::CHECKPOINT;
 
 const PLUGIN: &str = "nvidia-device-plugin";
-const METRIC: &str = "gpu_migrate_node_agent_registrations_taken_back_total";
+const METRIC: &str = "gpu_migrate_node_agent_nvidia_plugin_registrations_total";
 
 /// The variable is dropped from the plugin's DaemonSet while shares run; then the plugin, the node agent and the kubelet start anew.
 /// Whole cards are allocated through the agent again each time, and how long they were not is printed.
@@ -35,9 +35,9 @@ pub(crate) async fn a_plugin_at_the_kubelet_is_registered_over(cluster: &mut Clu
     cluster.create_pod(&namespace, "legacy-0", pod_spec(GPU)).await?;
     cluster.running(&namespace, "legacy-0").await?;
 
-    let watch = Exposure::watch(&card);
+    let (watch, before) = (Exposure::watch(&card), count(cluster).await?);
     cluster.run_nvidia_plugin(None)?;
-    counted(cluster, 1).await.context("the variable was dropped")?;
+    counted(cluster, before + 1).await.context("the variable was dropped")?;
     taken_back(cluster, &card).await.context("the variable was dropped")?;
     eprintln!(
         "    variable dropped: the share's card was healthy at the kubelet for {:.1?}",
@@ -47,12 +47,8 @@ pub(crate) async fn a_plugin_at_the_kubelet_is_registered_over(cluster: &mut Clu
         let (watch, count) = (Exposure::watch(&card), count(cluster).await?);
         cluster.kill(component)?;
         cluster.start_component(component)?;
-        match component {
-            // It registers with the kubelet each time it starts.
-            PLUGIN => counted(cluster, count + 1).await?,
-            "gpu-migrate-bridge" => counted(cluster, 1).await?,
-            _ => cluster.wait_until_serving().await?,
-        }
+        // NVIDIA's plugin registers with the kubelet each time one of the two starts; the agent's count begins anew with it.
+        counted(cluster, if component == "gpu-migrate-bridge" { 1 } else { count + 1 }).await?;
         taken_back(cluster, &card).await.with_context(|| format!("{component} was killed"))?;
         eprintln!(
             "    {component} killed: the share's card was healthy at the kubelet for {:.1?}",
@@ -78,7 +74,7 @@ pub(crate) async fn a_plugin_at_the_kubelet_is_registered_over(cluster: &mut Clu
     observer.finish().await?.check(9)
 }
 
-/// How often the agent that runs has taken the registration back.
+/// How often the agent that runs has begun to use NVIDIA's plugin.
 async fn count(cluster: &Cluster) -> Result<u64> {
     let page = http::get(cluster.setup.ports.bridge_metrics, "/metrics").await?;
     let line = page.lines().find_map(|line| line.strip_prefix(METRIC)).context("no such metric")?;
@@ -89,7 +85,7 @@ async fn count(cluster: &Cluster) -> Result<u64> {
 async fn counted(cluster: &mut Cluster, times: u64) -> Result<()> {
     let port = cluster.setup.ports.bridge_metrics;
     cluster
-        .until("the node agent to register over NVIDIA's plugin", Duration::from_secs(60), || async {
+        .until("the node agent to use NVIDIA's plugin again", Duration::from_secs(60), || async {
             let page = http::get(port, "/metrics").await.unwrap_or_default();
             let count = page.lines().find_map(|line| line.strip_prefix(METRIC)).unwrap_or_default().trim();
             Ok(Seen::from_bool(count.parse::<u64>().is_ok_and(|count| count >= times), || count.to_owned()))
