@@ -289,16 +289,14 @@ impl Gangs {
                 "gang {key}: it has {size} pods, and binds are held for at most {held_binds}"
             ));
         }
-        let coming: Vec<&Arc<PodFacts>> = coming(cluster, key).collect();
-        let exist = coming.len() + usize::from(!coming.iter().any(|member| member.uid == pod.uid));
-        if exist + cluster.succeeded(key, pod.owner.as_ref()) < size {
+        if !all_exist(cluster, pod, gang) {
             // Without the count: the text stays the same while members come.
             return Some(format!("gang {key}: not all of its {size} pods exist yet"));
         }
-        let stuck = |member: &&&Arc<PodFacts>| {
+        let stuck = |member: &&Arc<PodFacts>| {
             member.unschedulable && member.uid != pod.uid && !cluster.is_placed(&member.uid)
         };
-        if let Some(member) = coming.iter().find(stuck) {
+        if let Some(member) = coming(cluster, key).find(stuck) {
             return Some(format!("gang {key}: {}", no_node_for(&member.shown())));
         }
         let others = self.started.iter().filter(|(other, _)| *other != key);
@@ -337,6 +335,12 @@ impl Gangs {
 /// The members of a gang that are placed, or that nothing but the gang itself keeps out of the scheduler's queue.
 pub(super) fn coming<'a>(cluster: &'a Cluster, key: &str) -> impl Iterator<Item = &'a Arc<PodFacts>> {
     cluster.members(key).filter(|member| !member.gated_by_others)
+}
+
+/// Whether the gang of `pod` has all its members: `pod` itself, which the index may not know yet, and those that have succeeded count.
+pub(super) fn all_exist(cluster: &Cluster, pod: &PodFacts, gang: &GangRef) -> bool {
+    let others = coming(cluster, &gang.key).filter(|member| member.uid != pod.uid).count();
+    1 + others + cluster.succeeded(&gang.key, pod.owner.as_ref()) >= gang.size as usize
 }
 
 /// The members of a gang that hold nothing yet; `pod`, where given, is one of them even if the index lags.

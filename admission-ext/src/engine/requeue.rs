@@ -4,6 +4,8 @@
 //! - it sees a deletion by its own watch, and may ask us before ours has seen it; we refuse, and nothing calls it again;
 //! - it sees no GPUShadow, no GPUConfig, no gang and no hold of ours at all.
 //!
+//! A gang that is complete now is requeued even where it still cannot go: its members' conditions say that pods of it do not exist.
+//!
 //! So whatever frees capacity is noted ([`Freed`]), and a moment later an annotation of the node is changed, if by then a pod
 //! is still waiting that was last asked about before that and could go there. Most often the scheduler has asked again
 //! by itself, and nothing is written. All of this is off the path of the scheduler's calls, and only the leader writes.
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::Engine;
+use super::gang::all_exist;
 use crate::decide::fits;
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, Freed, NodeInfo};
@@ -42,12 +45,25 @@ struct Asked {
     /// [`Cluster::frees`] when filter began: capacity freed later was not seen.
     since: u64,
     at: Instant,
+    /// It is in a gang of which not all members existed.
+    incomplete: bool,
+}
+
+/// Pods to which the same happens.
+struct Waiting {
+    /// The earliest [`Asked::since`].
+    since: u64,
+    /// Of any of them.
+    incomplete: bool,
+    /// One of them; `None` for those that our watch does not know yet.
+    pod: Option<Arc<PodFacts>>,
 }
 
 impl Refused {
     /// Filter begins. Called under the cluster's lock, so that whatever frees capacity from here on finds the pod noted.
     pub(super) fn note(&self, pod: &PodFacts, cluster: &Cluster, now: Instant) {
-        self.0.lock().insert(Arc::clone(&pod.uid), Asked { since: cluster.frees(), at: now });
+        let incomplete = pod.gang.as_ref().is_some_and(|gang| !all_exist(cluster, pod, gang));
+        self.0.lock().insert(Arc::clone(&pod.uid), Asked { since: cluster.frees(), at: now, incomplete });
     }
 
     /// The pod was let through: from here on the scheduler itself tries it again.
@@ -67,10 +83,9 @@ impl Refused {
         });
     }
 
-    /// Those that wait still, one for each gang and one for all pods that fit on the same nodes, with the time of the earliest last
-    /// look; `None` for those that our watch does not know yet.
-    fn waiting(&self, cluster: &Cluster) -> Vec<(u64, Option<Arc<PodFacts>>)> {
-        let mut groups: HashMap<Option<Group>, (u64, Option<Arc<PodFacts>>)> = HashMap::new();
+    /// Those that wait still: one entry for each gang and one for all pods that fit on the same nodes.
+    fn waiting(&self, cluster: &Cluster) -> Vec<Waiting> {
+        let mut groups: HashMap<Option<Group>, Waiting> = HashMap::new();
         for (uid, asked) in &*self.0.lock() {
             let pod = cluster.pod(uid);
             if !pod.is_none_or(|pod| waits(pod)) || cluster.is_placed(uid) {
@@ -80,14 +95,16 @@ impl Refused {
                 Some(gang) => Group::Gang(Arc::clone(&gang.key)),
                 None => Group::Alike(pod.group),
             });
-            let (since, _) = groups.entry(group).or_insert_with(|| (asked.since, pod.cloned()));
-            *since = asked.since.min(*since);
+            let new = || Waiting { since: asked.since, incomplete: false, pod: pod.cloned() };
+            let waiting = groups.entry(group).or_insert_with(new);
+            waiting.since = asked.since.min(waiting.since);
+            waiting.incomplete |= asked.incomplete;
         }
         groups.into_values().collect()
     }
 }
 
-/// Pods to which the same happens.
+/// What pods have in common to which the same happens.
 #[derive(PartialEq, Eq, Hash)]
 enum Group {
     Gang(Arc<str>),
@@ -168,8 +185,8 @@ impl Engine {
         let mut gangs = HashMap::new();
         let mut anyone = |cluster: &Cluster, info: &NodeInfo, count: u64| {
             info.facts.is_some()
-                && waiting.iter().any(|(since, pod)| {
-                    *since < count && self.could_go(cluster, info, pod.as_deref(), &mut gangs)
+                && waiting.iter().any(|waiting| {
+                    waiting.since < count && self.could_go(cluster, info, waiting, &mut gangs)
                 })
         };
         let mut touch = Vec::new();
@@ -202,13 +219,16 @@ impl Engine {
         &self,
         cluster: &Cluster,
         info: &NodeInfo,
-        pod: Option<&PodFacts>,
+        waiting: &Waiting,
         gangs: &mut HashMap<Arc<str>, bool>,
     ) -> bool {
-        let Some(pod) = pod else { return true };
+        let Some(pod) = &waiting.pod else { return true };
         if let Some(gang) = &pod.gang {
-            // Its other members may be those that go to this node.
-            let hopes = || self.gang_refusal(cluster, pod).is_none();
+            let hopes = || {
+                let complete_now = waiting.incomplete && all_exist(cluster, pod, gang);
+                // Its other members may be those that go to this node.
+                complete_now || self.gang_refusal(cluster, pod).is_none()
+            };
             return *gangs.entry(Arc::clone(&gang.key)).or_insert_with(hopes);
         }
         // What is freed here of a quota can be used on another node.

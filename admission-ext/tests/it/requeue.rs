@@ -106,12 +106,7 @@ async fn a_card_that_the_bridge_frees_wakes_who_waits() {
 
 #[tokio::test]
 async fn the_last_member_of_a_gang_wakes_the_others() {
-    let member = |at: u32| {
-        let mut pod = shared(&format!("g{at}"), &[(50, 4)]);
-        pod["metadata"]["annotations"] =
-            json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "3"});
-        pod
-    };
+    let member = member_of_three;
     let mut t = start(&[node("a", 2, 16), member(0)]);
     assert!(passing(&t.engine, &member(0), &["a"]).is_empty());
     t.engine.set_pod(facts(&member(1)));
@@ -120,6 +115,32 @@ async fn the_last_member_of_a_gang_wakes_the_others() {
     assert_eq!(t.touched().await, ["a"]);
     t.engine.set_pod(facts(&member(2)));
     assert!(t.touched().await.is_empty(), "once");
+}
+
+/// The members of a complete gang do not go on saying that pods of it do not exist.
+#[tokio::test]
+async fn the_last_member_of_a_gang_requeues_the_others_although_one_finds_no_node() {
+    let mut t = start(&[node("a", 2, 16), member_of_three(0)]);
+    assert!(passing(&t.engine, &member_of_three(0), &["a"]).is_empty());
+    let mut stuck = member_of_three(1);
+    stuck["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient cpu."}]);
+    t.engine.set_pod(facts(&stuck));
+    assert!(t.touched().await.is_empty());
+    t.engine.set_pod(facts(&member_of_three(2)));
+    assert_eq!(t.touched().await, ["a"]);
+    let answer = filter(&t.engine, &member_of_three(0), &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert!(reason.contains("finds no node for its pod default/g1"), "{reason}");
+    t.engine.set_pod(facts(&member_of_three(2)));
+    assert!(t.touched().await.is_empty(), "once");
+}
+
+fn member_of_three(at: u32) -> Value {
+    let mut pod = shared(&format!("g{at}"), &[(50, 4)]);
+    pod["metadata"]["annotations"] =
+        json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "3"});
+    pod
 }
 
 #[tokio::test]
