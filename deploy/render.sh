@@ -9,7 +9,7 @@ render() {
     "${HELM:-helm}" template gpu-migrate chart/gpu-migrate --namespace gpu-migrate-system \
         --kube-version 1.33.0 "$@" | grep -v '^# Source: '
 }
-for part in webhook extender operator bridge templates; do
+for part in webhook extender operator bridge templates write-restrictions; do
     render --show-only "templates/$part.yaml" >"base/$part.yaml"
 done
 mkdir -p monitoring
@@ -18,7 +18,7 @@ render --show-only templates/monitoring.yaml --set metrics.podMonitor.enabled=tr
 {
     echo "# gpu-migrate without Helm: kubectl apply --server-side -f install.yaml"
     echo "# The chart's defaults, with the scheduler of Kubernetes 1.33; its image should have the version of the cluster."
-    for file in base/namespace.yaml crds/gpu*.yaml base/webhook.yaml base/extender.yaml base/operator.yaml base/bridge.yaml base/templates.yaml; do
+    for file in base/namespace.yaml crds/gpu*.yaml base/webhook.yaml base/extender.yaml base/operator.yaml base/bridge.yaml base/templates.yaml base/write-restrictions.yaml; do
         echo "---"
         cat "$file"
     done

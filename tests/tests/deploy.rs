@@ -21,7 +21,7 @@ fn read(path: &str) -> Vec<Value> {
 }
 
 fn base() -> Vec<Value> {
-    ["webhook", "extender", "operator", "bridge", "templates"]
+    ["webhook", "extender", "operator", "bridge", "templates", "write-restrictions"]
         .iter()
         .flat_map(|part| read(&format!("base/{part}.yaml")))
         .collect()
