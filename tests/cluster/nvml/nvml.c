@@ -4,6 +4,7 @@
 // The machine it plays: cards i and i^1 share a PCIe switch, four cards share a NUMA node, no NVLink.
 //
 //   NVML_STAND_IN_CARDS=8      how many cards (default 8, at most 64)
+//   NVML_STAND_IN_NODE=N       another machine: its cards have other UUIDs (default 0)
 //   NVML_STAND_IN_STATE=DIR    faults, read at every call: DIR/xid-<i> holds an XID number, reported once per change of
 //                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus;
 //                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> holds
@@ -77,7 +78,10 @@ static nvmlReturn_t text(char *out, unsigned size, const char *value) {
   return SUCCESS;
 }
 
-static void uuid_of(int index, char out[64]) { snprintf(out, 64, "GPU-00000000-0000-4000-8000-%012x", index); }
+static void uuid_of(int index, char out[64]) {
+  const char *node = getenv("NVML_STAND_IN_NODE");
+  snprintf(out, 64, "GPU-00000000-0000-4000-%04x-%012x", 0x8000 + (node ? atoi(node) : 0), index);
+}
 
 #define WITH(d) do { nvmlReturn_t r = check(d); if (r != SUCCESS) return r; } while (0)
 

@@ -18,7 +18,8 @@ use nix::{
 };
 
 use crate::{
-    layout::{KUBELET_ROOT, Layout},
+    configs::SECOND_CGROUP,
+    layout::{KUBELET_ROOT, Layout, SOCKET},
     process::empty,
 };
 
@@ -60,17 +61,20 @@ pub fn remove(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Kills the shims that serve our containerd and everything that they started.
-fn end_containers(layout: &Layout) -> Result<()> {
-    let socket = layout.containerd_socket();
-    let socket = socket.to_string_lossy();
+/// Kills the shims that serve a containerd below a state folder and everything that they started.
+///
+/// # Errors
+/// They do not end.
+pub fn end_containers(layout: &Layout) -> Result<()> {
+    let state = layout.state();
+    let is_ours = |argument: &String| argument.ends_with(SOCKET) && Path::new(argument).starts_with(&state);
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let processes = processes()?;
         let shims: HashSet<i32> = processes
             .iter()
             .filter(|p| p.command.first().is_some_and(|name| name.ends_with("containerd-shim-runc-v2")))
-            .filter(|p| p.command.iter().any(|argument| *argument == socket))
+            .filter(|p| p.command.iter().any(is_ours))
             .map(|p| p.pid)
             .collect();
         let doomed: Vec<i32> = processes
@@ -158,13 +162,35 @@ fn ours(line: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     (below || bound_to_itself).then_some(point)
 }
 
-/// Removes the kubelet's cgroups of every hierarchy. They are empty of processes by now, and `rmdir` refuses any other.
+/// Removes the kubelets' cgroups of every hierarchy. They are empty of processes by now, and `rmdir` refuses any other.
 fn remove_cgroups() {
-    let Ok(hierarchies) = fs::read_dir("/sys/fs/cgroup") else { return };
-    let below = hierarchies.flatten().map(|entry| entry.path().join("kubepods"));
-    for root in below.chain([PathBuf::from("/sys/fs/cgroup/kubepods")]) {
-        remove_cgroup(&root);
+    for hierarchy in hierarchies() {
+        for root in ["kubepods", SECOND_CGROUP] {
+            remove_cgroup(&hierarchy.join(root));
+        }
     }
+}
+
+/// The cgroup that the second node's kubelet is given, which must exist.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_second_cgroup() -> Result<()> {
+    for hierarchy in hierarchies() {
+        let cgroup = hierarchy.join(SECOND_CGROUP);
+        fs::create_dir_all(&cgroup).with_context(|| format!("cannot make {}", cgroup.display()))?;
+    }
+    Ok(())
+}
+
+/// The roots of all cgroup hierarchies: one of version 2, or those of version 1.
+fn hierarchies() -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return vec![root];
+    }
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
 fn remove_cgroup(cgroup: &Path) {

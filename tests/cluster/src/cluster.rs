@@ -17,9 +17,9 @@ use serde_json::json;
 use crate::{
     binaries::Binaries,
     cleanup,
-    configs::{NODE, Setup},
+    configs::{NODE, NodeSetup, SECOND_NODE, Setup, on_node},
     image::{self, PAUSE_IMAGE, WORK_IMAGE},
-    layout::{Layout, Ports},
+    layout::{KUBELET_ROOT, Layout, Ports},
     observe,
     pki::Pki,
     pod_programs::PodPrograms,
@@ -31,8 +31,9 @@ use crate::{
 /// How long to wait for anything that works, on two busy cores.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How the apiserver reports that RBAC forbids a request, in lower case; it differs from what a terminating namespace gives.
-const REFUSED: &str = "is forbidden: user";
+/// How the apiserver reports that RBAC, or a restriction of `deploy/`, forbids a request, in lower case; it differs from what a
+/// terminating namespace gives.
+const REFUSED: [&str; 2] = ["is forbidden: user", "validatingadmissionpolicy 'gpu-migrate-"];
 
 /// A running cluster. Dropping it stops everything and removes everything but the logs.
 pub struct Cluster {
@@ -114,20 +115,7 @@ impl Cluster {
     }
 
     async fn start_node(&mut self) -> Result<()> {
-        self.add(self.setup.containerd()?)?;
-        self.containerd_answers().await?;
-        for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
-            self.import_image(&image::tarball(&self.setup.binaries.work, name, verb)?)?;
-        }
-        self.add(self.setup.kubelet()?)?;
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        self.until("the node to be Ready", TIMEOUT, || async {
-            let node = nodes.get(NODE).await?;
-            let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
-            let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
-            Ok(Seen::from_bool(ready, || format!("{conditions:?}")))
-        })
-        .await?;
+        self.start_kubelet(&self.setup.first_node()).await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
         self.until("the default service account", TIMEOUT, || async {
             Ok(Seen::Done(accounts.get("default").await.map(drop)?))
@@ -135,8 +123,71 @@ impl Cluster {
         .await
     }
 
-    pub(crate) async fn containerd_answers(&mut self) -> Result<()> {
-        let (ctr, socket) = (self.setup.binaries.ctr.clone(), self.setup.layout.containerd_socket());
+    /// Adds [`SECOND_NODE`]: a kubelet and a containerd of its own on this machine, with mounts of their own.
+    /// [`Cluster::clean_up`] removes it.
+    pub async fn add_node(&mut self) -> Result<NodeSetup> {
+        let name = on_node("mounts", SECOND_NODE);
+        let root = self.setup.layout.of_node(SECOND_NODE).file("kubelet");
+        self.add(
+            ProcessSpec::new(&name, "unshare")
+                .arg("--mount")
+                .arg("--propagation=private")
+                .args(["sh", "-c", r#"mkdir -p "$0" && mount --bind "$0" "$1" && exec sleep infinity"#])
+                .arg(&root)
+                .arg(KUBELET_ROOT),
+        )?;
+        let pid = self.component(&name)?.pid().context("it was started")?;
+        self.until("the second node's mounts", TIMEOUT, || async {
+            let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"))?;
+            // The last is on top of the others.
+            let last = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(KUBELET_ROOT));
+            let is_ours = last.is_some_and(|line| line.contains(&format!("/{SECOND_NODE}/kubelet ")));
+            Ok(Seen::from_bool(is_ours, || format!("{last:?}")))
+        })
+        .await?;
+        cleanup::make_second_cgroup()?;
+        let node = self.setup.second_node(pid);
+        self.start_kubelet(&node).await?;
+        Ok(node)
+    }
+
+    /// Removes [`SECOND_NODE`], if there is one. No pod may be on it.
+    async fn drop_second_node(&mut self) -> Result<()> {
+        let name = |component| on_node(component, SECOND_NODE);
+        if !self.components.iter().any(|component| component.name() == name("mounts")) {
+            return Ok(());
+        }
+        for component in ["nvidia-device-plugin", "kubelet"] {
+            self.remove(&name(component))?;
+        }
+        cleanup::end_containers(&self.setup.layout.of_node(SECOND_NODE))?;
+        for component in ["containerd", "mounts"] {
+            self.remove(&name(component))?;
+        }
+        // Not there if its kubelet never began.
+        let _ = Api::<Node>::all(self.client.clone()).delete(SECOND_NODE, &DeleteParams::default()).await;
+        Ok(())
+    }
+
+    async fn start_kubelet(&mut self, node: &NodeSetup) -> Result<()> {
+        self.add(self.setup.containerd(node)?)?;
+        self.containerd_answers(&node.layout).await?;
+        for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
+            self.import_image_to(&node.layout, &image::tarball(&self.setup.binaries.work, name, verb)?)?;
+        }
+        self.add(self.setup.kubelet(node)?)?;
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        self.until(&format!("{} to be Ready", node.name), TIMEOUT, || async {
+            let node = nodes.get(node.name).await?;
+            let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
+            let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+            Ok(Seen::from_bool(ready, || format!("{conditions:?}")))
+        })
+        .await
+    }
+
+    pub(crate) async fn containerd_answers(&mut self, layout: &Layout) -> Result<()> {
+        let (ctr, socket) = (self.setup.binaries.ctr.clone(), layout.containerd_socket());
         self.until("containerd to answer", TIMEOUT, || async {
             output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
         })
@@ -145,11 +196,15 @@ impl Cluster {
 
     /// Gives the node an image, from the tar of its OCI layout.
     pub fn import_image(&self, tar: &[u8]) -> Result<()> {
-        let tar = self.setup.layout.write("image.tar", tar)?;
+        self.import_image_to(&self.setup.layout, tar)
+    }
+
+    fn import_image_to(&self, layout: &Layout, tar: &[u8]) -> Result<()> {
+        let tar = layout.write("image.tar", tar)?;
         output(
             Command::new(&self.setup.binaries.ctr)
                 .arg("--address")
-                .arg(self.setup.layout.containerd_socket())
+                .arg(layout.containerd_socket())
                 .args(["--namespace", "k8s.io", "images", "import"])
                 .arg(tar),
         )
@@ -213,7 +268,10 @@ impl Cluster {
 
     pub fn check_forbidden_of(&self, name: &str) -> Result<()> {
         let component = self.components.iter().find(|c| c.name() == name);
-        let refused = component.map(|c| c.log_lines(REFUSED)).transpose()?.unwrap_or_default();
+        let mut refused = Vec::new();
+        for text in REFUSED {
+            refused.extend(component.map(|c| c.log_lines(text)).transpose()?.unwrap_or_default());
+        }
         ensure!(refused.is_empty(), "{name} was forbidden requests:\n{}", refused.join("\n"));
         Ok(())
     }
@@ -288,6 +346,7 @@ impl Cluster {
             }))
         })
         .await?;
+        self.drop_second_node().await?;
         self.drop_fake_nodes().await
     }
 
@@ -329,7 +388,8 @@ impl Drop for Cluster {
 
 /// Deletes a pod: with the shortest grace where a kubelet ends it, and outright where there is none.
 async fn end(client: &Client, pod: &Pod) {
-    let here = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(NODE);
+    let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
+    let here = node.is_some_and(|node| [NODE, SECOND_NODE].contains(&node));
     if here && pod.metadata.deletion_timestamp.is_some() {
         return;
     }

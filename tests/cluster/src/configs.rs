@@ -21,6 +21,44 @@ use crate::{
 /// The node that has a kubelet; the runbook calls it so.
 pub const NODE: &str = "gpu-01";
 
+/// The node that [`crate::Cluster::add_node`] adds.
+pub const SECOND_NODE: &str = "gpu-02";
+
+/// The cgroup of [`SECOND_NODE`]'s kubelet, in every hierarchy. The node agent looks for pods below names that contain `kubelet`.
+pub const SECOND_CGROUP: &str = "kubelet-gpu-02";
+
+/// What is a kubelet's own where two run on one machine.
+#[derive(Clone, Debug)]
+pub struct NodeSetup {
+    pub name: &'static str,
+    pub layout: Layout,
+    port: u16,
+    /// A process with the mounts of this node: device plugins have the kubelet's root built in.
+    pub mounts: Option<u32>,
+    /// Below it are the cgroups of its pods, if not at the root.
+    cgroup: Option<&'static str>,
+}
+
+/// The name of a node's component.
+pub fn on_node(component: &str, node: &str) -> String {
+    if node == NODE { component.to_owned() } else { format!("{component}.{node}") }
+}
+
+impl NodeSetup {
+    fn spec(&self, component: &str, program: &Path) -> ProcessSpec {
+        ProcessSpec::new(on_node(component, self.name), program)
+    }
+
+    /// Where a process runs that needs this node's mounts.
+    #[must_use]
+    pub fn place(&self, spec: ProcessSpec) -> ProcessSpec {
+        match self.mounts {
+            Some(pid) => spec.in_mounts_of(pid),
+            None => spec,
+        }
+    }
+}
+
 /// The cluster IP of the Service `kubernetes`: the first of `service-cluster-ip-range`.
 pub const API_SERVICE: &str = "10.88.0.1";
 
@@ -145,11 +183,29 @@ impl Setup {
             .flag("authorization-kubeconfig", &self.admin))
     }
 
+    /// The node that every cluster has.
+    pub fn first_node(&self) -> NodeSetup {
+        let layout = self.layout.clone();
+        NodeSetup { name: NODE, layout, port: self.ports.kubelet, mounts: None, cgroup: None }
+    }
+
+    /// Another one, with the mounts of this process.
+    pub fn second_node(&self, mounts: u32) -> NodeSetup {
+        NodeSetup {
+            name: SECOND_NODE,
+            layout: self.layout.of_node(SECOND_NODE),
+            port: self.ports.second_kubelet,
+            mounts: Some(mounts),
+            cgroup: Some(SECOND_CGROUP),
+        }
+    }
+
     /// containerd with everything under the state folder. `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc cannot
     /// lower the score of a sandbox and fails with "can't get final child's PID from pipe". `netns_mounts_under_state_dir`: what a
     /// crashed run leaves is unmounted with the state folder.
-    pub fn containerd(&self) -> Result<ProcessSpec> {
-        let cni = self.layout.file("cni");
+    pub fn containerd(&self, node: &NodeSetup) -> Result<ProcessSpec> {
+        let layout = &node.layout;
+        let cni = layout.file("cni");
         let config = format!(
             r#"version = 2
 root = {root:?}
@@ -178,51 +234,46 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
         BinaryName = {nvidia:?}
         SystemdCgroup = false
 "#,
-            root = self.layout.file("containerd"),
-            state = self.layout.file("containerd-run"),
-            socket = self.layout.containerd_socket(),
+            root = layout.file("containerd"),
+            state = layout.file("containerd-run"),
+            socket = layout.containerd_socket(),
             bin = cni.join("bin"),
             conf = cni.join("conf"),
-            nvidia = self.link("nvidia-container-runtime", &self.binaries.work)?,
+            nvidia = link(layout, "nvidia-container-runtime", &self.binaries.work)?,
         );
-        let path = self.layout.write("containerd.toml", config)?;
+        let path = layout.write("containerd.toml", config)?;
         let network = json!({"cniVersion": "0.4.0", "name": "it", "plugins": [{"type": "gpu-migrate-cni"}]});
-        self.layout.write("cni/conf/10-it.conflist", network.to_string())?;
-        self.link("cni/bin/gpu-migrate-cni", &self.binaries.work)?;
+        layout.write("cni/conf/10-it.conflist", network.to_string())?;
+        link(layout, "cni/bin/gpu-migrate-cni", &self.binaries.work)?;
         for plugin in &self.binaries.cni {
             let name = plugin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            self.link(&format!("cni/bin/{name}"), plugin)?;
+            link(layout, &format!("cni/bin/{name}"), plugin)?;
         }
-        Ok(ProcessSpec::new("containerd", &self.binaries.containerd)
+        let spec = node
+            .spec("containerd", &self.binaries.containerd)
             .arg("--config")
             .arg(path)
             // For the stand-in of NVIDIA's runtime.
             .env("RUNC", &self.binaries.runc)
-            .env("NVML_STAND_IN", self.binaries.nvml.join("libnvidia-ml.so.1")))
-    }
-
-    /// A program under another name in the state folder.
-    fn link(&self, name: &str, program: &Path) -> Result<PathBuf> {
-        let link = self.layout.write(name, "")?;
-        std::fs::remove_file(&link)?;
-        std::os::unix::fs::symlink(program, &link)?;
-        Ok(link)
+            .env("NVML_STAND_IN", self.binaries.nvml.join("libnvidia-ml.so.1"));
+        Ok(node.place(spec))
     }
 
     /// The kubelet. Its root is where device plugins look for it, so it cannot be moved.
-    pub fn kubelet(&self) -> Result<ProcessSpec> {
-        let serving = self.pki.server("kubelet", &[NODE])?;
-        let config = json!({
+    pub fn kubelet(&self, node: &NodeSetup) -> Result<ProcessSpec> {
+        let layout = &node.layout;
+        let serving = self.pki.server(&on_node("kubelet", node.name), &[node.name])?;
+        let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": "127.0.0.1",
-            "port": self.ports.kubelet,
+            "port": node.port,
             "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}, "x509": {"clientCAFile": self.pki.ca()}},
             "authorization": {"mode": "AlwaysAllow"},
             "tlsCertFile": serving.cert,
             "tlsPrivateKeyFile": serving.key,
-            "containerRuntimeEndpoint": format!("unix://{}", self.layout.containerd_socket().display()),
+            "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
             "cgroupDriver": "cgroupfs",
             // This kind of machine may still have cgroup v1, which newer kubelets refuse by default.
             "failCgroupV1": false,
@@ -237,16 +288,32 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
-            "podLogsDir": self.layout.file("pod-logs"),
-            "volumePluginDir": self.layout.file("volume-plugins"),
+            "podLogsDir": layout.file("pod-logs"),
+            "volumePluginDir": layout.file("volume-plugins"),
         });
-        let path = self.layout.write("kubelet.json", config.to_string())?;
-        let kubeconfig =
-            self.pki.kubeconfig(self.ports.apiserver, &format!("system:node:{NODE}"), "system:nodes")?;
-        Ok(ProcessSpec::new("kubelet", &self.binaries.kubelet)
+        if let Some(cgroup) = node.cgroup {
+            config["cgroupRoot"] = json!(format!("/{cgroup}"));
+        }
+        let path = layout.write("kubelet.json", config.to_string())?;
+        let kubeconfig = self.pki.kubeconfig(
+            self.ports.apiserver,
+            &format!("system:node:{}", node.name),
+            "system:nodes",
+        )?;
+        let spec = node
+            .spec("kubelet", &self.binaries.kubelet)
             .flag("config", path)
             .flag("kubeconfig", kubeconfig)
-            .flag("hostname-override", NODE)
-            .flag("v", "2"))
+            .flag("hostname-override", node.name)
+            .flag("v", "2");
+        Ok(node.place(spec))
     }
+}
+
+/// A program under another name in the state folder.
+fn link(layout: &Layout, name: &str, program: &Path) -> Result<PathBuf> {
+    let link = layout.write(name, "")?;
+    std::fs::remove_file(&link)?;
+    std::os::unix::fs::symlink(program, &link)?;
+    Ok(link)
 }

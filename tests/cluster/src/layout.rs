@@ -11,10 +11,14 @@ use anyhow::{Context, Result};
 /// The kubelet's root: fixed, because device plugins have the path built in.
 pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
+/// The name of containerd's socket.
+pub const SOCKET: &str = "containerd.sock";
+
 /// One folder for everything but [`KUBELET_ROOT`].
 #[derive(Clone, Debug)]
 pub struct Layout {
     root: PathBuf,
+    state: PathBuf,
 }
 
 impl Layout {
@@ -23,7 +27,12 @@ impl Layout {
     pub fn from_env() -> Self {
         let root = std::env::var_os("GPU_MIGRATE_CLUSTER_DIR")
             .map_or_else(|| std::env::temp_dir().join("gpu-migrate-cluster"), PathBuf::from);
-        Self { root }
+        Self { state: root.join("state"), root }
+    }
+
+    /// The same with a folder of its own for the state of another node.
+    pub fn of_node(&self, node: &str) -> Self {
+        Self { root: self.root.clone(), state: self.state.join(node) }
     }
 
     pub fn root(&self) -> &Path {
@@ -37,7 +46,7 @@ impl Layout {
 
     /// Everything that is thrown away at the next start.
     pub fn state(&self) -> PathBuf {
-        self.root.join("state")
+        self.state.clone()
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -46,7 +55,7 @@ impl Layout {
 
     /// containerd's socket. Shims carry it in their command line, which distinguishes leftovers from other containers.
     pub fn containerd_socket(&self) -> PathBuf {
-        self.file("containerd.sock")
+        self.file(SOCKET)
     }
 
     /// Faults of the NVML stand-in, see `nvml/nvml.c`.
@@ -78,6 +87,7 @@ pub struct Ports {
     pub controller_manager: u16,
     pub scheduler: u16,
     pub kubelet: u16,
+    pub second_kubelet: u16,
     /// Our webhook, and its metrics.
     pub webhook: [u16; 2],
     /// The same of its other replica, where there are two.
@@ -93,7 +103,7 @@ pub struct Ports {
 impl Ports {
     /// Asks the system for free ports, holding all until the last is known so that none comes twice.
     pub fn choose() -> Result<Self> {
-        let listeners: Vec<TcpListener> = (0..17)
+        let listeners: Vec<TcpListener> = (0..18)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .collect::<Result<_, _>>()
             .context("no free loopback port")?;
@@ -106,6 +116,7 @@ impl Ports {
             controller_manager: next()?,
             scheduler: next()?,
             kubelet: next()?,
+            second_kubelet: next()?,
             webhook: [next()?, next()?],
             second_webhook: [next()?, next()?],
             extender: [next()?, next()?],

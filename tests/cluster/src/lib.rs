@@ -15,6 +15,9 @@
 //! - [`observe`] to learn what a container *really* got: it reads `/proc`, not the API and not our ledger;
 //! - [`Cluster::kill`], [`Cluster::start_component`], [`Cluster::restart`] for failures.
 //!
+//! [`Cluster::add_node`] adds a second kubelet with a containerd of its own: with mounts of its own, since the kubelet's root is
+//! fixed, and below a cgroup of its own.
+//!
 //! A scenario of the stage `Bare` installs gpu-migrate itself, as its owner would: [`runbook`] runs the commands of the
 //! documents, and [`pod_programs`] runs each program next to its pod, so that a scenario can kill or freeze it; one scenario runs
 //! them in their pods, from our images, on a [`pod_network`]. [`snapshot`] compares two moments, and [`audit`] lists the

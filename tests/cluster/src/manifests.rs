@@ -11,8 +11,16 @@ use kube::{
 use serde_json::Value;
 
 /// Kinds that make up an account and its rights.
-const RIGHTS: [&str; 6] =
-    ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+const RIGHTS: [&str; 8] = [
+    "Namespace",
+    "ServiceAccount",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
 
 /// All objects of the YAML files of one of `deploy/`'s folders, namespaces first; kustomizations are left out.
 pub fn objects(folder: &str) -> Result<Vec<Value>> {
@@ -67,7 +75,7 @@ pub fn of_document(document: &str, kind: &str) -> Result<Value> {
 }
 
 /// Whether an object is an account or its rights.
-pub fn is_rbac(object: &Value) -> bool {
+pub fn is_right(object: &Value) -> bool {
     RIGHTS.iter().any(|kind| object["kind"] == *kind)
 }
 

@@ -8,7 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::layout::Layout;
 
@@ -78,6 +78,25 @@ impl Pki {
         params.distinguished_name.push(DnType::OrganizationName, group);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let (cert, key) = self.sign(&params)?;
+        let credentials = json!({
+            "client-certificate-data": STANDARD.encode(cert),
+            "client-key-data": STANDARD.encode(key),
+        });
+        self.kubeconfig_with(apiserver_port, &format!("{user}.{group}"), user, &credentials)
+    }
+
+    /// A kubeconfig for whoever has a token.
+    pub fn kubeconfig_for_token(&self, apiserver_port: u16, name: &str, token: &str) -> Result<PathBuf> {
+        self.kubeconfig_with(apiserver_port, name, name, &json!({"token": token}))
+    }
+
+    fn kubeconfig_with(
+        &self,
+        apiserver_port: u16,
+        file: &str,
+        user: &str,
+        credentials: &Value,
+    ) -> Result<PathBuf> {
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -85,14 +104,11 @@ impl Pki {
                 "server": format!("https://127.0.0.1:{apiserver_port}"),
                 "certificate-authority-data": STANDARD.encode(&self.ca_pem),
             }}],
-            "users": [{"name": user, "user": {
-                "client-certificate-data": STANDARD.encode(cert),
-                "client-key-data": STANDARD.encode(key),
-            }}],
+            "users": [{"name": user, "user": credentials}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": user}}],
             "current-context": "it",
         });
-        self.layout.write(&format!("kubeconfig/{user}.{group}").replace(':', "-"), config.to_string())
+        self.layout.write(&format!("kubeconfig/{file}").replace(':', "-"), config.to_string())
     }
 
     fn sign(&self, params: &CertificateParams) -> Result<(String, String)> {

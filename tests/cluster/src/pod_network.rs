@@ -81,7 +81,8 @@ impl Cluster {
     /// containerd also notices changes by itself, but does not say when.
     async fn reread_network(&mut self) -> Result<()> {
         self.restart("containerd")?;
-        self.containerd_answers().await
+        let layout = self.setup.layout.clone();
+        self.containerd_answers(&layout).await
     }
 }
 

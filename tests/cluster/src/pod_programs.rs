@@ -134,11 +134,17 @@ impl Cluster {
         match program(&container.name)? {
             Program::Ours(program) => {
                 let bin = binaries::ours()?;
-                let kubeconfig = self.setup.pki.kubeconfig(
-                    self.setup.ports.apiserver,
-                    &crate::audit::account(account(pod)?),
-                    &pod.name_any(),
-                )?;
+                let kubeconfig = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+                    // What it may write depends on its node.
+                    Some(node) if program == "gpu-migrate-bridge" => {
+                        self.kubeconfig_on_node(account(pod)?, node).await?
+                    }
+                    _ => self.setup.pki.kubeconfig(
+                        self.setup.ports.apiserver,
+                        &crate::audit::account(account(pod)?),
+                        &pod.name_any(),
+                    )?,
+                };
                 let mut recipe = variables(ProcessSpec::new(name, bin.join(program)), pod, container)
                     .flag("kubeconfig", kubeconfig)
                     .env("LD_LIBRARY_PATH", &self.setup.binaries.nvml)

@@ -47,6 +47,12 @@ impl ProcessSpec {
     }
 
     #[must_use]
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    #[must_use]
     pub fn flag(self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
         let mut text = OsString::from(format!("--{name}="));
         text.push(value);
@@ -56,6 +62,15 @@ impl ProcessSpec {
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
         self.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Run with the mounts of another process.
+    #[must_use]
+    pub fn in_mounts_of(mut self, pid: u32) -> Self {
+        let before = [format!("--mount=/proc/{pid}/ns/mnt").into(), "--".into(), self.program.into()];
+        self.program = "nsenter".into();
+        self.args.splice(0..0, before);
         self
     }
 

@@ -1,26 +1,31 @@
 //! What runs on top of Kubernetes: NVIDIA's plugin alone, or gpu-migrate with that plugin behind the node agent.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use gpu_migrate_model::names::Dialect;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::MutatingWebhookConfiguration,
-        core::v1::{Node, Secret},
+        authentication::v1::TokenRequest,
+        core::v1::{Node, Secret, ServiceAccount},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
+use serde_json::{Value, json};
 
 use crate::{
     audit, binaries,
     cluster::{Cluster, TIMEOUT},
-    configs::NODE,
+    configs::{NODE, NodeSetup, on_node},
     http,
     layout::KUBELET_ROOT,
     manifests,
@@ -116,14 +121,32 @@ impl Cluster {
     async fn enter_bridged(&mut self) -> Result<()> {
         let bin = binaries::ours()?;
         self.apply_crds().await?;
-        self.apply_rbac().await?;
+        self.apply_rights().await?;
         self.add(self.extender(&bin)?)?;
         self.restart_scheduler(Some(self.setup.ports.extender[0]))?;
-        self.add(self.bridge(&bin)?)?;
+        self.add(self.bridge(&bin).await?)?;
         self.start_nvidia_plugin_behind_agent().await?;
         self.add(self.webhook(&bin)?)?;
         self.wait_for_webhook().await?;
         self.wait_for_both_kinds().await
+    }
+
+    /// From the stage Legacy: the extender, and on [`NODE`] alone the node agent, over NVIDIA's plugin as it runs.
+    pub async fn bridge_over_plugin(&mut self) -> Result<()> {
+        // It is none of the stages any more.
+        self.stage = None;
+        let bin = binaries::ours()?;
+        self.apply_crds().await?;
+        self.apply_rights().await?;
+        self.add(self.extender(&bin)?)?;
+        self.restart_scheduler(Some(self.setup.ports.extender[0]))?;
+        self.add(self.bridge(&bin).await?.arg("--register-over-nvidia-plugin"))
+    }
+
+    /// Starts NVIDIA's plugin at the kubelet of another node.
+    pub fn start_nvidia_plugin_on(&mut self, node: &NodeSetup) -> Result<()> {
+        let plugin = self.nvidia_plugin(on_node("nvidia-device-plugin", node.name));
+        self.add(node.place(plugin.env("NODE_NAME", node.name).env("NVML_STAND_IN_NODE", "1")))
     }
 
     /// Starts NVIDIA's plugin as soon as the node agent takes its registration.
@@ -155,9 +178,9 @@ impl Cluster {
         })
     }
 
-    /// The namespace, the accounts and the RBAC of `deploy/`.
-    async fn apply_rbac(&self) -> Result<()> {
-        for object in manifests::objects("base")?.iter().filter(|object| manifests::is_rbac(object)) {
+    /// The namespace, the accounts and their rights as `deploy/` has them.
+    async fn apply_rights(&self) -> Result<()> {
+        for object in manifests::objects("base")?.iter().filter(|object| manifests::is_right(object)) {
             manifests::apply(&self.client, object, false).await?;
         }
         Ok(())
@@ -165,10 +188,15 @@ impl Cluster {
 
     /// Waits until the node has these amounts allocatable: plugins are registered and the kubelet has reported it.
     pub async fn wait_for_allocatable(&mut self, amounts: &[(&str, u64)]) -> Result<()> {
+        self.wait_for_allocatable_on(NODE, amounts).await
+    }
+
+    /// The same of any node.
+    pub async fn wait_for_allocatable_on(&mut self, node: &str, amounts: &[(&str, u64)]) -> Result<()> {
         for (resource, amount) in amounts {
             let nodes: Api<Node> = Api::all(self.client.clone());
-            self.until(&format!("{amount} {resource} on the node"), TIMEOUT, || async {
-                let node = nodes.get(NODE).await?;
+            self.until(&format!("{amount} {resource} on {node}"), TIMEOUT, || async {
+                let node = nodes.get(node).await?;
                 let all = node.status.and_then(|s| s.allocatable).unwrap_or_default();
                 Ok(Seen::from_bool(all.get(*resource).is_some_and(|q| q.0 == amount.to_string()), || {
                     format!("{all:?}")
@@ -236,9 +264,16 @@ impl Cluster {
             .flag("device-discovery-strategy", "nvml")
     }
 
-    fn bridge(&self, bin: &Path) -> Result<ProcessSpec> {
+    async fn bridge(&self, bin: &Path) -> Result<ProcessSpec> {
+        let kubeconfig = self.kubeconfig_on_node("gpu-migrate-bridge", NODE).await?;
         Ok(self
-            .ours("gpu-migrate-bridge", bin, self.setup.ports.bridge_metrics)?
+            .ours_with(
+                "gpu-migrate-bridge",
+                "gpu-migrate-bridge",
+                bin,
+                self.setup.ports.bridge_metrics,
+                &kubeconfig,
+            )
             .flag("node-name", NODE)
             .flag("kubelet-dir", KUBELET_ROOT)
             .flag("inventory", "nvml")
@@ -256,7 +291,7 @@ impl Cluster {
 
     /// The extender alone, for a control plane without a node; [`Cluster::restart_scheduler`] has the scheduler ask it.
     pub async fn add_extender(&mut self) -> Result<()> {
-        self.apply_rbac().await?;
+        self.apply_rights().await?;
         // For measurements: without a log line for each call.
         self.add(self.extender(&binaries::ours()?)?.env("GPU_MIGRATE_LOG", "info"))?;
         let health = self.setup.ports.extender[1];
@@ -374,10 +409,50 @@ impl Cluster {
     fn ours_as(&self, program: &str, name: &str, bin: &Path, metrics: u16) -> Result<ProcessSpec> {
         let kubeconfig =
             self.setup.pki.kubeconfig(self.setup.ports.apiserver, &audit::account(program), name)?;
-        Ok(ProcessSpec::new(name, bin.join(program))
+        Ok(self.ours_with(program, name, bin, metrics, &kubeconfig))
+    }
+
+    fn ours_with(
+        &self,
+        program: &str,
+        name: &str,
+        bin: &Path,
+        metrics: u16,
+        kubeconfig: &Path,
+    ) -> ProcessSpec {
+        ProcessSpec::new(name, bin.join(program))
             .flag("kubeconfig", kubeconfig)
             .flag("metrics-bind", format!("127.0.0.1:{metrics}"))
-            .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info"))
+            .env("GPU_MIGRATE_LOG", "debug,hyper=info,h2=info,tower=info,rustls=info,kube_client=info")
+    }
+
+    /// A kubeconfig with a token of a program's account that names a node, as the kubelet gives it to pods there. It is bound to the
+    /// Node instead of a pod, so that it outlives pods.
+    ///
+    /// # Errors
+    /// The API server issues none.
+    pub async fn kubeconfig_on_node(&self, program: &str, node: &str) -> Result<PathBuf> {
+        let uid = Api::<Node>::all(self.client.clone()).get_metadata(node).await?.uid();
+        let bound = json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid});
+        self.kubeconfig_of_token(&format!("{program}.{node}"), program, &bound).await
+    }
+
+    /// The same without a node.
+    ///
+    /// # Errors
+    /// The API server issues no token.
+    pub async fn kubeconfig_without_node(&self, program: &str) -> Result<PathBuf> {
+        self.kubeconfig_of_token(&format!("{program}.unbound"), program, &json!(null)).await
+    }
+
+    async fn kubeconfig_of_token(&self, file: &str, program: &str, bound: &Value) -> Result<PathBuf> {
+        let request: TokenRequest = serde_json::from_value(
+            json!({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 24 * 3600}}),
+        )?;
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let issued = accounts.create_token_request(program, &PostParams::default(), &request).await?;
+        let token = issued.status.context("a token was asked for")?.token;
+        self.setup.pki.kubeconfig_for_token(self.setup.ports.apiserver, file, &token)
     }
 
     /// Applies the CRDs that we ship, and waits until the API serves them.

@@ -86,7 +86,7 @@ fn cgroup_of(table: &str) -> Option<(String, String)> {
         let path = line.splitn(3, ':').nth(2)?;
         let (rest, id) = path.rsplit_once('/')?;
         let uid = rest.rsplit('/').next()?.strip_prefix("pod")?;
-        path.starts_with("/kubepods").then(|| (uid.to_owned(), id.to_owned()))
+        path.contains("/kubepods").then(|| (uid.to_owned(), id.to_owned()))
     })
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn cgroups_of_both_versions_name_pod_and_container() {
-        for path in ["5:memory:/kubepods/besteffort/pod", "0::/kubepods/pod"] {
+        for path in ["5:memory:/kubepods/besteffort/pod", "0::/kubepods/pod", "0::/kubelet-2/kubepods/pod"] {
             let table = format!("9:pids:/user\n{path}{UID}/cafe\n");
             assert_eq!(cgroup_of(&table), Some((UID.into(), "cafe".into())), "{path}");
         }

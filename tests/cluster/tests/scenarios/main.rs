@@ -20,6 +20,8 @@ mod rbac;
 mod registration;
 mod rejected;
 mod resources;
+mod tokens;
+mod two_nodes;
 
 use std::{
     sync::Arc,
@@ -61,6 +63,8 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
         scenario!(Legacy, resources::valid_objects_are_accepted_and_invalid_ones_rejected),
+        // It leaves that stage.
+        scenario!(Legacy, two_nodes::one_node_is_bridged_and_taken_back_and_the_other_never_changes),
         scenario!(Bridged, resources::shipped_manifests_are_accepted),
         scenario!(Bridged, path::a_namespace_that_is_not_opted_in_is_untouched),
         scenario!(Bridged, path::a_deployment_becomes_shared_pods_on_the_chosen_cards),
@@ -90,8 +94,10 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, nodes::plugins_are_installed_after_the_driver_and_removed_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_paused_leaders_restart_no_workload_twice),
         scenario!(Bridged, churn::random_kills_break_no_invariant),
-        // Last: it checks the requests of all the others.
+        // After all the others: it checks the requests of their programs.
         scenario!(Bridged, rbac::every_granted_verb_is_used),
+        // Its own requests are not of the programs.
+        scenario!(Bridged, tokens::a_stolen_token_is_of_use_on_its_own_node_alone),
     ]
 }
 
