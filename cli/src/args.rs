@@ -66,8 +66,9 @@ pub enum Command {
     CordonCard(CordonArgs),
     /// Check the whole cluster: no card has two kinds of holders and none is overcommitted.
     ///
-    /// From two independent sources: what the node agents report, and the annotations of the pods.
-    Verify(LookArgs),
+    /// From two independent sources: what the node agents report, and the annotations of the pods. With --install: whether what was
+    /// installed works, before any project uses it.
+    Verify(VerifyArgs),
     /// Remove gpu-migrate: objects, node labels, annotations; refuses while shared pods run.
     ///
     /// The node agents are removed first, and delete their files on the nodes.
@@ -176,6 +177,23 @@ pub struct LookArgs {
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
     pub output: Output,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  gpu-migrate verify\n  gpu-migrate verify --install")]
+pub struct VerifyArgs {
+    /// Check the installation instead: definitions, Deployments, the webhook by a pod that is not created, the scheduler, node agents.
+    ///
+    /// The webhook is called by the API server, through its Service. Ends with go or no-go (exit status 3).
+    #[arg(long, conflicts_with = "from")]
+    pub install: bool,
+    /// Namespace of the installation, with --install.
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system")]
+    pub namespace: String,
+    /// Which cluster, and the form of the answer.
+    #[command(flatten)]
+    pub look: LookArgs,
 }
 
 /// Arguments of `status`.

@@ -44,7 +44,12 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Status(args) => look(&args.look, &mut out, |snapshot| {
             cluster::status::status(snapshot, args.node.as_deref(), args.holders)
         })?,
-        Command::Verify(args) => look(&args, &mut out, cluster::verify::verify)?,
+        Command::Verify(args) if args.install => {
+            let installation = cluster::runtime(cluster::install::read(&args))?;
+            cluster::install::verify(&installation, k8s_openapi::jiff::Timestamp::now())
+                .write(args.look.output, &mut out)?
+        }
+        Command::Verify(args) => look(&args.look, &mut out, cluster::verify::verify)?,
         Command::Rollout(args) => cluster::runtime(cluster::rollout(&args, &mut out))?,
         Command::CordonCard(args) => cluster::runtime(cluster::cordon_card(&args, &mut out))?,
         Command::Quota(args) => {

@@ -5,6 +5,7 @@
 
 mod change;
 mod connect;
+pub mod install;
 pub(crate) mod live;
 pub mod preflight;
 pub mod quota;

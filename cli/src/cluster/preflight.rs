@@ -71,13 +71,13 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     all
 }
 
-struct Report {
-    check: &'static str,
-    findings: Vec<Finding>,
+pub(super) struct Report {
+    pub(super) check: &'static str,
+    pub(super) findings: Vec<Finding>,
 }
 
 impl Report {
-    fn add(&mut self, level: Level, found: String, remedy: &str) {
+    pub(super) fn add(&mut self, level: Level, found: String, remedy: &str) {
         self.findings.push(Finding { check: self.check, level, found, remedy: remedy.to_owned() });
     }
 
@@ -88,7 +88,7 @@ impl Report {
         }
     }
 
-    fn good(&mut self, found: String) {
+    pub(super) fn good(&mut self, found: String) {
         if self.findings.is_empty() {
             self.add(Level::Good, found, "");
         }
@@ -133,7 +133,7 @@ fn versions(snapshot: &Snapshot, report: &mut Report) {
     ));
 }
 
-fn webhook(snapshot: &Snapshot, report: &mut Report) {
+pub(super) fn webhook(snapshot: &Snapshot, report: &mut Report) {
     let ours = snapshot.mutating.iter().find(|configuration| configuration.name_any() == "gpu-migrate");
     let Some(webhooks) = ours.and_then(|configuration| configuration.webhooks.as_ref()) else {
         let remedy = "Install the webhook (deploy/README.md); it registers itself once it is ready";
@@ -206,7 +206,7 @@ fn other_mutators(snapshot: &Snapshot, report: &mut Report) {
     report.good("no other webhook changes pods".into());
 }
 
-fn node_agents(snapshot: &Snapshot, report: &mut Report) {
+pub(super) fn node_agents(snapshot: &Snapshot, report: &mut Report) {
     let bridged = snapshot.nodes.iter().filter(is_bridged).collect::<Vec<_>>();
     for node in &bridged {
         let name = node.name_any();
@@ -463,10 +463,14 @@ fn invariants(snapshot: &Snapshot, report: &mut Report) {
 }
 
 pub(crate) fn preflight(snapshot: &Snapshot) -> Answer {
-    let findings = findings(snapshot);
+    answer(&findings(snapshot))
+}
+
+/// The findings, and whether one of them is a no-go.
+pub(super) fn answer(findings: &[Finding]) -> Answer {
     let go = findings.iter().all(|finding| finding.level != Level::NoGo);
     let mut text = String::new();
-    for finding in &findings {
+    for finding in findings {
         let mark = match finding.level {
             Level::Good => paint(ADDED, "ok     "),
             Level::Skipped => paint(FAINT, "skipped"),

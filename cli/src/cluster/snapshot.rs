@@ -78,6 +78,19 @@ impl Snapshot {
         Ok(Self { shadows, pods: all(client).await?, unreadable, ..Self::default() })
     }
 
+    /// What tells whether an installation works.
+    pub(crate) async fn of_installation(client: &Client) -> anyhow::Result<Self> {
+        let mut unreadable = Vec::new();
+        let shadows = readable(client, &mut unreadable).await?;
+        Ok(Self {
+            nodes: all(client).await?,
+            mutating: all(client).await?,
+            shadows,
+            unreadable,
+            ..Self::default()
+        })
+    }
+
     /// Reads the configuration of kubelets and API server. What cannot be read is left out: it needs rights that few have.
     pub(crate) async fn add_settings(&mut self, client: &Client) {
         let nodes =
