@@ -11,8 +11,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::StreamExt;
 use gpu_migrate_certs::Certs;
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -24,6 +26,7 @@ const RECONCILE: Duration = Duration::from_secs(60);
 /// From a write to the next that a write of another client causes: it may keep writing.
 const PAUSE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(2);
+/// Our name as a field manager, and that of our ClusterRole.
 const MANAGER: &str = "gpu-migrate-webhook";
 
 /// Applies one [`WebhookConfiguration`] whenever it differs, and on a timer.
@@ -119,6 +122,19 @@ impl ConfigurationReconciler {
         }
     }
 
+    /// Our ClusterRole: what removes it, as `helm uninstall` does, removes the registration too, and nobody can register again. `None`
+    /// where the rights come from elsewhere.
+    async fn owner(&self) -> Result<Option<Value>, kube::Error> {
+        let role = match Api::<ClusterRole>::all(self.client.clone()).get_metadata_opt(MANAGER).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => None,
+            role => role?,
+        };
+        Ok(role.map(|role| {
+            let uid = role.uid().unwrap_or_default();
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": MANAGER, "uid": uid})
+        }))
+    }
+
     async fn apply(&self, api: &Api<DynamicObject>) -> Result<DynamicObject, kube::Error> {
         // Another replica may have announced a CA that we have not read yet.
         let bundle = self.certs.refresh().await;
@@ -126,7 +142,10 @@ impl ConfigurationReconciler {
         let mapped: BTreeSet<String> =
             snapshot.policies.iter().flat_map(|policy| policy.conversion.mapped.keys().cloned()).collect();
         let configuration = WebhookConfiguration { mapped, ..self.configuration.clone() };
-        let configuration = configuration.mutating(bundle.as_ref());
+        let mut configuration = configuration.mutating(bundle.as_ref());
+        if let Some(owner) = self.owner().await? {
+            configuration["metadata"]["ownerReferences"] = json!([owner]);
+        }
         let parameters = PatchParams::apply(MANAGER).force();
         api.patch(NAME, &parameters, &Patch::Apply(configuration)).await
     }

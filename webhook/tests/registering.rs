@@ -53,6 +53,11 @@ impl Api {
             let applied = self.apply(serde_json::from_slice(&body).unwrap());
             return respond(stream::iter([Bytes::from(applied.to_string())]).boxed());
         }
+        if parts.uri.path().ends_with("/clusterroles/gpu-migrate-webhook") {
+            let role = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                "metadata": {"name": "gpu-migrate-webhook", "uid": "of-the-role"}});
+            return respond(stream::iter([Bytes::from(role.to_string())]).boxed());
+        }
         if parts.uri.query().unwrap_or_default().contains("watch=") {
             let (sender, receiver) = unbounded();
             state.watchers.push(sender);
@@ -135,6 +140,21 @@ async fn one_replica_writes_and_all_are_registered() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert_eq!(api.writes(), [5, 7]);
     assert!(*old_registered.borrow() && *new_registered.borrow());
+    stop.cancel();
+}
+
+/// `helm uninstall` removes the role, and Kubernetes what it owns.
+#[tokio::test(start_paused = true)]
+async fn the_registration_is_owned_by_our_role() {
+    let (api, stop) = (Api::default(), CancellationToken::new());
+    let folder = tempfile::tempdir().unwrap();
+    let (leading, mut registered) = replica(&api, folder.path(), 5, &stop).await;
+    leading.send_replace(true);
+    registered.wait_for(|registered| *registered).await.unwrap();
+    let owners = api.0.lock().unwrap().object.as_ref().unwrap()["metadata"]["ownerReferences"].clone();
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "gpu-migrate-webhook",
+        "uid": "of-the-role"});
+    assert_eq!(owners, json!([role]));
     stop.cancel();
 }
 

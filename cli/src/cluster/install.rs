@@ -299,22 +299,24 @@ mod tests {
         let cases: [(&str, Break); 9] = [
             ("definitions: CustomResourceDefinition gpushadows", |i| drop(i.definitions.pop())),
             ("definitions: CustomResourceDefinition gpuconfigs", |i| {
-                i.definitions[0].spec.versions[0].served = false
+                i.definitions[0].spec.versions[0].served = false;
             }),
             ("Deployments: Deployment gpu-migrate-system/gpu-migrate-webhook: 0 of 2", |i| {
-                i.deployments[0].status = None
+                i.deployments[0].status = None;
             }),
             ("Deployments: there is no Deployment of the operator", |i| drop(i.deployments.pop())),
             ("webhook: MutatingWebhookConfiguration gpu-migrate does not exist", |i| {
-                i.snapshot.mutating.clear()
+                i.snapshot.mutating.clear();
             }),
             ("webhook's answer: the API server gets no answer from it: refused", |i| {
-                i.review = Err("refused".into())
+                i.review = Err("refused".into());
             }),
             ("webhook's answer: it answers a pod with", |i| {
-                i.review = Ok(json!({"response": {"uid": REVIEW, "allowed": false}}))
+                i.review = Ok(json!({"response": {"uid": REVIEW, "allowed": false}}));
             }),
-            ("scheduler: none leads", |i| i.lease = None),
+            ("scheduler: none leads", |i| {
+                i.lease = None;
+            }),
             ("scheduler: a leads, and has not renewed its Lease since 2026-11-22T11:00:00Z", |i| {
                 let spec = i.lease.as_mut().and_then(|lease| lease.spec.as_mut()).unwrap();
                 spec.renew_time = Some(of(json!("2026-11-22T11:00:00.000000Z")));

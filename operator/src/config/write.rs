@@ -8,6 +8,7 @@ use gpu_migrate_model::crd::{GPUConfig, GPUConfigStatus, GPUShadow};
 use gpu_migrate_model::names;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, UserInfo};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
@@ -99,13 +100,35 @@ pub(super) async fn shadow(
     api.patch_status(&node.name, &params(), &Patch::Apply(&body)).await.map(drop)
 }
 
+/// Our ServiceAccount: with it, as by `helm uninstall`, go the DaemonSets. `None` for other credentials.
+async fn owner(client: &Client, namespace: &str) -> kube::Result<Option<Value>> {
+    let who =
+        match Api::all(client.clone()).create(&PostParams::default(), &SelfSubjectReview::default()).await {
+            // Not allowed, or not served.
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404 | 501) => return Ok(None),
+            answer => answer?.status.and_then(|status| status.user_info).unwrap_or_default(),
+        };
+    Ok(account(&who, namespace))
+}
+
+fn account(who: &UserInfo, namespace: &str) -> Option<Value> {
+    let name = who.username.as_deref()?.strip_prefix(&format!("system:serviceaccount:{namespace}:"))?;
+    let uid = who.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    Some(json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": uid}))
+}
+
 /// Applies and deletes DaemonSets; returns those that the API server rejected as invalid.
 pub(super) async fn sets(client: &Client, namespace: &str, sets: &Sets) -> kube::Result<Vec<String>> {
     let api = Api::<DaemonSet>::namespaced(client.clone(), namespace);
     let mut rejected = Vec::new();
+    let owner = if sets.apply.is_empty() { None } else { owner(client, namespace).await? };
     for (component, body) in &sets.apply {
+        let mut body = body.clone();
+        if let Some(owner) = &owner {
+            body["metadata"]["ownerReferences"] = json!([owner]);
+        }
         let name = body["metadata"]["name"].as_str().unwrap_or_default();
-        match api.patch(name, &params().validation_strict(), &Patch::Apply(body)).await {
+        match api.patch(name, &params().validation_strict(), &Patch::Apply(&body)).await {
             Ok(_) => {}
             // The template is invalid.
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
@@ -160,4 +183,26 @@ pub(super) async fn status(
     }
     let body = json!({"apiVersion": group_version(), "kind": "GPUConfig", "metadata": {"name": NAME}, "status": status});
     Api::<GPUConfig>::all(client.clone()).patch_status(NAME, &params(), &Patch::Apply(&body)).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_service_account_of_our_namespace_owns_what_is_made() {
+        let who = |username: &str, uid: &str| UserInfo {
+            username: Some(username.into()),
+            uid: Some(uid.into()),
+            ..UserInfo::default()
+        };
+        let operator = "system:serviceaccount:sys:gpu-migrate-operator";
+        let owner =
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": "gpu-migrate-operator", "uid": "u"});
+        assert_eq!(account(&who(operator, "u"), "sys"), Some(owner));
+        assert_eq!(account(&who(operator, ""), "sys"), None, "a client certificate");
+        assert_eq!(account(&who(operator, "u"), "other"), None, "an owner must be in the same namespace");
+        assert_eq!(account(&who("kubernetes-admin", "u"), "sys"), None);
+        assert_eq!(account(&UserInfo::default(), "sys"), None);
+    }
 }
