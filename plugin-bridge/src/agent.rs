@@ -21,6 +21,7 @@ use crate::args::Args;
 use crate::cluster::publish::StaticStatus;
 use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
+use crate::inventory::card_map::Resolved;
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
@@ -225,8 +226,17 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
     let earlier = EarlierRecord::read(&paths);
     let resolved =
         card_map_file::resolve(&paths, &settings.dialect, &earlier.record.data.entries, &found.cards);
-    let layout = resolved.layout(&settings.dialect);
     let inventory = found.arranged(&resolved);
+    let mut state = state_of(settings, &inventory, resolved);
+    cordon::restore(&paths, &mut state);
+    let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
+    node.read_cgroups();
+    (node, inventory)
+}
+
+/// The state over these cards, which are in the order of their ranges. Nothing is known of holders.
+pub(crate) fn state_of(settings: Settings, inventory: &Inventory, resolved: Resolved) -> NodeState {
+    let layout = resolved.layout(&settings.dialect);
     let mut state = NodeState::new(settings, inventory.cards.clone(), &inventory.topology);
     state.set_layout(layout);
     state.set_mig_devices(inventory.mig_devices.clone());
@@ -236,10 +246,7 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
         }
     }
     state.close_cards(resolved.closed);
-    cordon::restore(&paths, &mut state);
-    let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
-    node.read_cgroups();
-    (node, inventory)
+    state
 }
 
 fn serve_shared(

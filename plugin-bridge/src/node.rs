@@ -63,6 +63,12 @@ impl Paths {
         self.state.join("nvidia_checkpoint")
     }
 
+    /// There was an agent on this node before: each writes these at its first start.
+    #[must_use]
+    pub fn has_state(&self) -> bool {
+        self.card_map().exists() || self.record().exists()
+    }
+
     /// The Node's annotation of cordoned cards, as it was last seen.
     #[must_use]
     pub fn cordon(&self) -> PathBuf {
@@ -102,8 +108,7 @@ impl EarlierRecord {
                     tracing::warn!(path = %path.display(), %error, moved_to = %aside.display(), moved, "the agent's record is damaged");
                 }
             },
-            // Each agent writes the card map at its first start.
-            Err(error) if is_missing(&error) && !paths.card_map().exists() => return Self::default(),
+            Err(error) if is_missing(&error) && !paths.has_state() => return Self::default(),
             Err(error) => tracing::warn!(path = %path.display(), %error, "the agent's record is lost"),
         }
         Self { record: Record::default(), lost: true }

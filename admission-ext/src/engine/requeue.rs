@@ -185,9 +185,9 @@ impl Engine {
         let mut gangs = HashMap::new();
         let mut anyone = |cluster: &Cluster, info: &NodeInfo, count: u64| {
             info.facts.is_some()
-                && waiting.iter().any(|waiting| {
-                    waiting.since < count && self.could_go(cluster, info, waiting, &mut gangs)
-                })
+                && waiting
+                    .iter()
+                    .any(|waiting| waiting.since < count && self.could_go(cluster, info, waiting, &mut gangs))
         };
         let mut touch = Vec::new();
         for (node, count) in latest {

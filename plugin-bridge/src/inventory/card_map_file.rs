@@ -25,7 +25,7 @@ pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[RecordRow], found
             Err(_) => None,
         },
         // A node on which nothing was allocated yet. Where there was an agent before, the checkpoint was lost.
-        Err(error) if error.kind() == ErrorKind::NotFound && stored.is_none() => Some(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound && !paths.has_state() => Some(Vec::new()),
         Err(_) => None,
     };
     let resolved = CardMap::resolve(stored, evidence.as_deref(), found);

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::agent::{Agent, Decisions, Mutant, Services, Trouble};
 use super::record::{Digest, Record, numbers};
-use super::world::{CARDS, Fault, World, share};
+use super::world::{ALL_CARDS, CARDS, Change, Fault, World, share};
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -30,6 +30,7 @@ pub(super) enum Step {
     ListPodResources,
     PassTime(u64),
     Health { card: usize, healthy: bool },
+    Hardware(Change),
     Cordon(usize),
     LoseUpstream,
     ReturnUpstream,
@@ -66,6 +67,15 @@ fn legacies() -> impl Strategy<Value = Vec<(ContainerKind, Demand)>> {
     ]
 }
 
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        3 => (0..ALL_CARDS).prop_map(Change::Vanish),
+        4 => (0..ALL_CARDS).prop_map(Change::Return),
+        1 => (0..ALL_CARDS, 2..6_u32).prop_map(|(card, blocks)| Change::Resize(card, blocks)),
+        2 => (0..ALL_CARDS).prop_map(Change::Renumber),
+    ]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let fault = prop_oneof![
         12 => Just(Fault::None),
@@ -95,10 +105,11 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::ListPodResources),
         4 => prop_oneof![Just(10), Just(1_000), Just(6_000), Just(40_000), Just(100_000), Just(600_000)].prop_map(Step::PassTime),
         1 => (0..CARDS, any::<bool>()).prop_map(|(card, healthy)| Step::Health { card, healthy }),
+        3 => change().prop_map(Step::Hardware),
         1 => (0..1_usize << CARDS).prop_map(Step::Cordon),
         1 => Just(Step::LoseUpstream),
         1 => Just(Step::ReturnUpstream),
-        1 => Just(Step::RestartAgent),
+        2 => Just(Step::RestartAgent),
         1 => any::<bool>().prop_map(|noticed_late| Step::RestartKubelet { noticed_late }),
         2 => Just(Step::Notice),
         3 => Just(Step::Start),
@@ -141,6 +152,7 @@ fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, S
             Step::ListPodResources => world.list_pod_resources(),
             Step::PassTime(milliseconds) => world.pass_time(milliseconds),
             Step::Health { card, healthy } => world.set_health(card, healthy),
+            Step::Hardware(change) => world.change_hardware(change),
             Step::Cordon(mask) => world.cordon(mask),
             Step::LoseUpstream => world.lose_upstream(),
             Step::ReturnUpstream => world.return_upstream(),

@@ -5,7 +5,7 @@ use gpu_migrate_model::ask::{ContainerKind, Demand};
 use parking_lot::Mutex;
 
 use super::machine::Step;
-use super::world::Fault;
+use super::world::{Change, Fault};
 
 /// FNV-1a of texts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,5 +97,11 @@ pub(super) fn numbers(step: &Step) -> String {
         Step::StartAndDie(n) => format!("20 {n}"),
         Step::RemoveCheckpoint => "21".into(),
         Step::LoseRecord => "22".into(),
+        Step::Hardware(change) => match change {
+            Change::Vanish(card) => format!("23 {card}"),
+            Change::Return(card) => format!("24 {card}"),
+            Change::Resize(card, blocks) => format!("25 {card} {blocks}"),
+            Change::Renumber(turn) => format!("26 {turn}"),
+        },
     }
 }

@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, uuid};
-use crate::decide::tests::world::{CARDS, GPU, Surroundings};
+use crate::decide::tests::world::{GPU, Surroundings};
 use crate::decide::{GrantId, Millis, NodeState, PodPhase, Resource, UpstreamDevice};
+use crate::inventory::card_map::CardMap;
+use crate::inventory::evidence;
 use crate::platform::WriteStep;
 use crate::record::{Record, RecordRow};
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::units::CardIndex;
 
 pub(in super::super) struct Decisions {
     surroundings: Surroundings,
@@ -18,7 +22,7 @@ pub(in super::super) struct Decisions {
     read: Option<u64>,
     /// What is on its disk.
     record: Option<Record>,
-    healthy: Vec<bool>,
+    map: Option<CardMap>,
 }
 
 struct Answer {
@@ -28,6 +32,22 @@ struct Answer {
 }
 
 impl Decisions {
+    fn fresh(
+        surroundings: &Surroundings,
+        mutant: Option<Mutant>,
+        record: Option<&Record>,
+        map: &mut Option<CardMap>,
+    ) -> NodeState {
+        let (kubelet, hardware) = (surroundings.kubelet.lock(), surroundings.hardware.lock());
+        let rows = record.map(|record| &*record.data.entries).unwrap_or_default();
+        let checkpoint = Checkpoint::parse(kubelet.checkpoint()).ok();
+        let evidence =
+            checkpoint.map(|checkpoint| evidence::of_checkpoint(&Dialect::default(), &checkpoint, rows));
+        let resolved = CardMap::resolve(map.take(), evidence.as_deref(), &hardware.inventory().cards);
+        *map = resolved.known.then(|| resolved.map.clone());
+        fresh(mutant, &hardware, resolved)
+    }
+
     fn ingest(&mut self) {
         let kubelet = self.surroundings.kubelet.lock();
         let (state, now, version) = (self.state.get_mut(), self.now, Some(kubelet.version()));
@@ -62,7 +82,9 @@ impl Decisions {
         match state.resource(resource) {
             Resource::Shared(shared) => {
                 let granted = state.allocate_shared(shared, ids, now).ok()?;
-                let cards = granted.cards.iter().map(|card| card.position()).collect();
+                let card = |card: &CardIndex| state.ledger().card(*card).map(|card| card.uuid.clone());
+                let uuids: Vec<String> = granted.cards.iter().filter_map(card).collect();
+                let cards = cards_of(uuids.iter().map(String::as_str))?;
                 Some(Answer { grant: granted.grant, cards, again: granted.repeated })
             }
             Resource::Legacy(_) => {
@@ -101,24 +123,18 @@ impl Decisions {
 
 impl Agent for Decisions {
     fn start(surroundings: Surroundings, mutant: Option<Mutant>) -> Self {
-        let healthy = vec![true; CARDS];
-        let state = parking_lot::Mutex::new(fresh(mutant, &healthy));
-        let mut agent = Self {
-            surroundings,
-            mutant,
-            state,
-            now: 1,
-            read: None,
-            record: Some(Record::default()),
-            healthy,
-        };
+        let mut map = None;
+        let state = parking_lot::Mutex::new(Self::fresh(&surroundings, mutant, None, &mut map));
+        let record = Some(Record::default());
+        let mut agent = Self { surroundings, mutant, state, now: 1, read: None, record, map };
         agent.read_cgroups();
         agent.nvidia_returns();
         agent
     }
 
     fn restart(&mut self) {
-        *self.state.get_mut() = fresh(self.mutant, &self.healthy);
+        let Self { surroundings, mutant, record, map, .. } = self;
+        *self.state.get_mut() = Self::fresh(surroundings, *mutant, record.as_ref(), map);
         self.read = None;
         match &self.record {
             Some(record) => self.state.get_mut().restore_record(record.data.entries.clone()),
@@ -175,24 +191,22 @@ impl Agent for Decisions {
     }
 
     fn lose_record(&mut self) {
-        self.record = None;
-    }
-
-    fn set_healthy(&mut self, card: usize, healthy: bool) {
-        self.healthy[card] = healthy;
+        (self.record, self.map) = (None, None);
     }
 
     fn nvidia_returns(&mut self) {
-        let devices = self.healthy.iter().enumerate();
-        let devices = devices.map(|(n, healthy)| UpstreamDevice {
+        let mut hardware = self.surroundings.hardware.lock();
+        hardware.plugin_starts();
+        let devices = hardware.plugin_list().into_iter().map(|(n, healthy)| UpstreamDevice {
             id: uuid(n).into(),
-            healthy: *healthy,
+            healthy,
             numa: Vec::new(),
         });
         self.state.get_mut().observe_upstream(GPU, Some(devices.collect()));
     }
 
     fn nvidia_goes(&mut self) {
+        self.surroundings.hardware.lock().plugin_goes();
         self.state.get_mut().upstream_lost(GPU);
     }
 

@@ -6,15 +6,14 @@ mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpu_migrate_model::card::{Card, Health};
 use gpu_migrate_model::ledger::Fault;
-use gpu_migrate_model::topology::{LinkLevel, Topology};
-use gpu_migrate_model::units::CardIndex;
 
 pub(super) use self::decisions::Decisions;
 pub(super) use self::services::Services;
-use super::world::{BLOCKS, CARDS, CORE, Surroundings};
+use super::world::{ALL_CARDS, CORE, Hardware, Surroundings};
+use crate::agent::state_of;
 use crate::decide::{Millis, NodeState, Settings};
+use crate::inventory::card_map::Resolved;
 
 /// A failure inside the agent or below it, while it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +58,8 @@ pub(super) trait Agent: Sized {
     fn notice_kubelet(&mut self, at: Millis);
     fn list_pod_resources(&mut self);
 
-    /// Its record is removed from disk.
+    /// Its record and its card map are removed from disk.
     fn lose_record(&mut self);
-    /// A card is healthy or not, to NVIDIA's plugin and to the inventory.
-    fn set_healthy(&mut self, card: usize, healthy: bool);
     /// NVIDIA's plugin is there, and sends its list.
     fn nvidia_returns(&mut self);
     fn nvidia_goes(&mut self);
@@ -87,25 +84,13 @@ pub(super) trait Agent: Sized {
     fn may_start(&mut self, resource: &'static str, ids: Vec<String>, trouble: Trouble) -> bool;
 }
 
-fn fresh(mutant: Option<Mutant>, healthy: &[bool]) -> NodeState {
-    let card = |n: usize| Card {
-        uuid: uuid(n),
-        minor: n as u32,
-        memory_mib: u64::from(BLOCKS) * 256,
-        ..Card::default()
-    };
-    let mut state = NodeState::new(Settings::default(), (0..CARDS).map(card).collect(), &topology());
-    for (card, _) in healthy.iter().enumerate().filter(|(_, healthy)| !**healthy) {
-        state.set_health(CardIndex::from(card), Health::Unhealthy);
-    }
+fn fresh(mutant: Option<Mutant>, hardware: &Hardware, resolved: Resolved) -> NodeState {
+    let inventory = hardware.inventory().arranged(&resolved);
+    let state = state_of(Settings::default(), &inventory, resolved);
     match mutant {
         Some(Mutant::Ledger(fault)) => state.with_ledger_fault(fault),
         _ => state,
     }
-}
-
-fn topology() -> Topology {
-    Topology::uniform(CARDS, LinkLevel::Pix)
 }
 
 pub(super) fn uuid(card: usize) -> String {
@@ -119,5 +104,5 @@ fn shown(mutant: Option<Mutant>, resource: &str, cards: BTreeSet<usize>) -> BTre
 
 /// The cards that an answer names.
 pub(super) fn cards_of<'a>(uuids: impl IntoIterator<Item = &'a str>) -> Option<BTreeSet<usize>> {
-    uuids.into_iter().map(|id| (0..CARDS).find(|n| uuid(*n) == id)).collect()
+    uuids.into_iter().map(|id| (0..ALL_CARDS).find(|n| uuid(*n) == id)).collect()
 }

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::decide::Millis;
+use crate::decide::tests::world::Hardware;
 use crate::nvidia::HealthSource;
 use crate::platform::Sockets;
 use gpu_migrate_model::units::CardIndex;
@@ -32,10 +33,16 @@ impl Sockets for Socket {
 
 /// The inventory: it sees a card healthy as soon as it is.
 #[derive(Debug)]
-pub(super) struct Inventory(pub(super) Arc<Mutex<Vec<bool>>>, pub(super) super::services::ProcessClock);
+pub(super) struct Inventory {
+    pub(super) hardware: Arc<Mutex<Hardware>>,
+    /// The cards in the order of their ranges; one that is nobody's is none.
+    pub(super) cards: Vec<Option<usize>>,
+    pub(super) clock: super::services::ProcessClock,
+}
 
 impl HealthSource for Inventory {
     fn last_healthy_at(&self, card: CardIndex) -> Option<Millis> {
-        self.0.lock()[card.position()].then(|| crate::platform::Clock::now(&self.1) + 1)
+        let card = self.cards[card.position()]?;
+        self.hardware.lock().is_healthy(card).then(|| crate::platform::Clock::now(&self.clock) + 1)
     }
 }

@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::{Stream, StreamExt};
+use gpu_migrate_model::card::Card;
 use gpu_migrate_model::device_id::SharedResource;
+use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_sim::nvidia::{self, NvidiaPlugin};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
@@ -19,10 +22,11 @@ use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::nvidia::{Inventory, Socket};
-use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, topology, uuid};
+use super::{Agent, Mutant, Trouble, cards_of, fresh, shown, uuid};
 use crate::cluster::pods::take_pending;
-use crate::decide::tests::world::{Api, CARDS, CORE, GPU, Kubelet, MEMORY, Surroundings};
+use crate::decide::tests::world::{Api, CORE, GPU, Kubelet, MEMORY, Surroundings};
 use crate::decide::{Millis, NodeState, PodPhase};
+use crate::inventory::card_map_file;
 use crate::isolation::NoIsolation;
 use crate::metrics::Metrics;
 use crate::node::{ANSWERED, EarlierRecord, Node, Paths, PodLookup};
@@ -47,7 +51,6 @@ pub(in super::super) struct Services {
     folder: tempfile::TempDir,
     disk: FailingDisk,
     socket: Socket,
-    healthy: Arc<Mutex<Vec<bool>>>,
     process: Option<Process>,
     /// The version of the kubelet checkpoint that it read.
     read: Option<u64>,
@@ -83,11 +86,22 @@ impl Services {
         let state = kubelet.join("device-plugins/gpu-migrate");
         let paths = Paths { state, cgroups: kubelet.join("cgroup"), kubelet };
         let earlier = EarlierRecord::read(&paths);
-        let state = fresh(self.mutant, &self.healthy.lock());
-        let node = Node::start_in(platform, paths, earlier, state, topology(), Metrics::default());
+        let (state, cards) = {
+            let hardware = self.surroundings.hardware.lock();
+            let (rows, found) = (&earlier.record.data.entries, hardware.inventory().cards);
+            let resolved = card_map_file::resolve(&paths, &Dialect::default(), rows, &found);
+            let number = |card: Card| Some(*cards_of([card.uuid.as_str()])?.first()?);
+            let cards: Vec<Option<usize>> = resolved.cards().into_iter().map(number).collect();
+            (fresh(self.mutant, &hardware, resolved), cards)
+        };
+        let topology = Topology::uniform(cards.len(), LinkLevel::Pix);
+        let node = Node::start_in(platform, paths, earlier, state, topology, Metrics::default());
         node.lookup.set(Box::new(ApiServer(self.surroundings.api.clone()))).unwrap();
         node.read_cgroups();
-        let (upstreams, _) = Upstreams::new(node.clone(), Arc::new(Inventory(self.healthy.clone(), clock)));
+        let (upstreams, _) = Upstreams::new(
+            node.clone(),
+            Arc::new(Inventory { hardware: self.surroundings.hardware.clone(), cards, clock }),
+        );
         let config = Arc::new(AllocateConfig {
             style: AnswerStyle::default(),
             isolation: Arc::new(NoIsolation),
@@ -161,7 +175,6 @@ impl Agent for Services {
             folder,
             disk: FailingDisk::default(),
             socket: Socket::default(),
-            healthy: Arc::new(Mutex::new(vec![true; CARDS])),
             process: None,
             read: None,
         };
@@ -238,19 +251,19 @@ impl Agent for Services {
         std::fs::write(paths.card_map(), "").unwrap();
     }
 
-    fn set_healthy(&mut self, card: usize, healthy: bool) {
-        self.healthy.lock()[card] = healthy;
-    }
-
     fn nvidia_returns(&mut self) {
-        let healthy = self.healthy.lock().clone();
+        let (cards, healthy): (Vec<usize>, Vec<bool>) = {
+            let mut hardware = self.surroundings.hardware.lock();
+            hardware.plugin_starts();
+            hardware.plugin_list().into_iter().unzip()
+        };
         let served = self.socket.0.lock().clone();
         match served {
             Some(plugin) if self.is_registered() => {
                 plugin.report(healthy);
             }
             _ => {
-                let cards = (0..CARDS).map(uuid).collect();
+                let cards = cards.into_iter().map(uuid).collect();
                 *self.socket.0.lock() = Some(NvidiaPlugin::with_health(cards, healthy, None));
                 let _inside = self.process().runtime.enter();
                 self.process().upstreams.register(nvidia::registration(nvidia::SOCKET)).unwrap();
@@ -260,6 +273,7 @@ impl Agent for Services {
     }
 
     fn nvidia_goes(&mut self) {
+        self.surroundings.hardware.lock().plugin_goes();
         *self.socket.0.lock() = None;
         self.process().settle();
     }

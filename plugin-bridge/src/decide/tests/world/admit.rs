@@ -150,7 +150,7 @@ impl<A: Agent> World<A> {
         let request = self.kubelet.lock().manager.request(&got.pod, &got.container, resource, size);
         let choice = match request {
             Ok(Request::Held(answer)) => {
-                got.take(resource, &visible(&answer));
+                got.take(resource, &visible(&answer), &self.hardware.lock());
                 return Outcome::Ok;
             }
             Ok(Request::Choose(choice)) => choice,
@@ -183,7 +183,7 @@ impl<A: Agent> World<A> {
             Fault::KubeletDies => return Outcome::KubeletDied,
             _ => {}
         }
-        got.take(resource, &answer);
+        got.take(resource, &answer, &self.hardware.lock());
         // Of a share, only the answer for cores names cards.
         let answer =
             if resource == MEMORY { ContainerAllocateResponse::default() } else { answer_with(&answer) };

@@ -1,6 +1,7 @@
 //! The world around the agent: what is really on the cards, and everyone's possibly outdated idea of it.
 
 mod admit;
+mod hardware;
 mod kubelet;
 mod truth;
 
@@ -14,10 +15,12 @@ use gpu_migrate_sim::device_manager::Device;
 use parking_lot::Mutex;
 
 pub(super) use self::admit::Fault;
+pub(super) use self::hardware::{ALL_CARDS, Change, Hardware};
 pub(super) use self::kubelet::Kubelet;
 use self::truth::Given;
-use super::agent::{Agent, Mutant};
+use super::agent::{Agent, Mutant, uuid};
 use crate::decide::{ContainerView, PodPhase, PodView};
+use crate::inventory::card_map::LOOKED_AT_AGAIN;
 
 pub(super) const CARDS: usize = 3;
 pub(super) const BLOCKS: u32 = 4;
@@ -47,6 +50,7 @@ pub(super) struct Surroundings {
     pub(super) api: Arc<Mutex<Api>>,
     /// The pods that have processes, where cgroups can be read.
     pub(super) cgroups: Arc<Mutex<Option<BTreeSet<String>>>>,
+    pub(super) hardware: Arc<Mutex<Hardware>>,
 }
 
 pub(super) struct World<A> {
@@ -67,6 +71,9 @@ pub(super) struct World<A> {
     /// Deleted with force: in the API no more, on the card until then.
     lingering: BTreeMap<String, u64>,
     cgroups: Arc<Mutex<Option<BTreeSet<String>>>>,
+    hardware: Arc<Mutex<Hardware>>,
+    /// The cards that this process of the agent has found.
+    found: BTreeSet<usize>,
 }
 
 impl<A: Agent> World<A> {
@@ -75,8 +82,13 @@ impl<A: Agent> World<A> {
         let kubelet = Arc::new(Mutex::new(Kubelet::new()));
         let api = Arc::new(Mutex::new(Api::default()));
         let cgroups = Arc::new(Mutex::new(cgroups.then(BTreeSet::new)));
-        let surroundings =
-            Surroundings { kubelet: kubelet.clone(), api: api.clone(), cgroups: cgroups.clone() };
+        let hardware = Arc::new(Mutex::new(Hardware::new()));
+        let surroundings = Surroundings {
+            kubelet: kubelet.clone(),
+            api: api.clone(),
+            cgroups: cgroups.clone(),
+            hardware: hardware.clone(),
+        };
         let mut world = Self {
             agent: A::start(surroundings, mutant),
             next: 0,
@@ -89,6 +101,8 @@ impl<A: Agent> World<A> {
             running: Vec::new(),
             lingering: BTreeMap::new(),
             cgroups,
+            hardware,
+            found: (0..CARDS).collect(),
         };
         world.agent.with_state(|state, now| state.observe_pods(Vec::new(), now));
         world.agent.read_checkpoint();
@@ -270,9 +284,29 @@ impl<A: Agent> World<A> {
     }
 
     pub(super) fn set_health(&mut self, card: usize, healthy: bool) {
+        self.hardware.lock().set_healthy(card, healthy);
+        self.health_is_seen(card);
+    }
+
+    /// Something happens to the cards themselves.
+    pub(super) fn change_hardware(&mut self, change: Change) {
+        self.hardware.lock().change(change);
+        if let Change::Vanish(card) | Change::Return(card) = change {
+            self.health_is_seen(card);
+        }
+    }
+
+    /// The agent and NVIDIA's plugin see a card's health, each if it has found the card.
+    fn health_is_seen(&mut self, card: usize) {
+        let healthy = self.hardware.lock().is_healthy(card);
         let health = if healthy { Health::Healthy } else { Health::Unhealthy };
-        self.agent.with_state(|state, _| state.set_health(CardIndex::from(card % CARDS), health));
-        self.agent.set_healthy(card % CARDS, healthy);
+        if self.found.contains(&card) {
+            self.agent.with_state(|state, _| {
+                if let Some(card) = state.ledger().find(&uuid(card)) {
+                    state.set_health(card, health);
+                }
+            });
+        }
         self.agent.nvidia_returns();
     }
 
@@ -305,8 +339,9 @@ impl<A: Agent> World<A> {
             self.kubelet.lock().ended.insert(uid.clone());
             self.api.lock().pods.remove(&uid);
         }
-        self.cordon(0);
-        (0..CARDS).for_each(|card| self.set_health(card, true));
+        self.hardware.lock().repair();
+        (0..ALL_CARDS).for_each(|card| self.health_is_seen(card));
+        self.lose_upstream();
         self.return_upstream();
         self.relist();
         {
@@ -315,9 +350,19 @@ impl<A: Agent> World<A> {
         }
         self.write_checkpoint();
         self.read_checkpoint();
+        self.cordon(0);
         for _ in 0..3 {
             self.list_pod_resources();
             self.pass_time(700_000);
+        }
+        for _ in 0..2 {
+            // As the reasons say.
+            if self.is_closed_until_a_start() {
+                self.restart_agent();
+                self.relist();
+                self.list_pod_resources();
+                self.pass_time(700_000);
+            }
         }
         self.deliver_lists();
         for demand in [share(25, 1), Demand { legacy: 1, ..Demand::NONE }] {
@@ -334,6 +379,13 @@ impl<A: Agent> World<A> {
         Ok(())
     }
 
+    fn is_closed_until_a_start(&self) -> bool {
+        self.agent.with_state(|state, _| {
+            let mut reasons = state.ledger().indexes().filter_map(|card| state.closed_because(card));
+            reasons.any(|why| why.ends_with(LOOKED_AT_AGAIN))
+        })
+    }
+
     // ---- processes ----
 
     /// The agent is killed and restarts from the disk.
@@ -341,7 +393,9 @@ impl<A: Agent> World<A> {
         self.end_overdue();
         self.unnoticed = None;
         self.events.clear();
+        self.hardware.lock().agent_starts();
         self.agent.restart();
+        self.found = self.hardware.lock().present().collect();
         // The kubelet loses its streams, and gets the first lists of the new process.
         self.deliver_lists();
     }

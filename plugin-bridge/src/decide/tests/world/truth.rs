@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 use gpu_migrate_model::card::CardState;
-use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_sim::judge;
 
-use super::super::agent::Agent;
+use super::super::agent::{Agent, uuid};
 use super::admit::visible;
-use super::{BLOCKS, CARDS, CORE, MEMORY, World};
+use super::{ALL_CARDS, CORE, Hardware, MEMORY, World};
 
 /// What a container was really given.
 #[derive(Clone, Debug)]
@@ -18,9 +17,18 @@ pub(super) struct Given {
     pub(super) container: String,
     pub(super) kind: ContainerKind,
     pub(super) demand: Demand,
-    /// Cores and blocks by card. A shared container sees the cards that the answer for its cores names; there it uses its
-    /// memory too, wherever that is accounted for.
-    cards: BTreeMap<usize, (u32, u32)>,
+    /// By card. A shared container sees the cards that the answer for its cores names; there it uses its memory too, wherever that is
+    /// accounted for.
+    cards: BTreeMap<usize, Part>,
+}
+
+/// What a container has of a card.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    cores: u32,
+    blocks: u32,
+    /// Blocks that the card had when it was given.
+    of: u32,
 }
 
 impl Given {
@@ -33,14 +41,21 @@ impl Given {
     }
 
     /// The plugin's answer for one of its resources.
-    pub(super) fn take(&mut self, resource: &str, cards: &BTreeSet<usize>) {
+    pub(super) fn take(&mut self, resource: &str, cards: &BTreeSet<usize>, hardware: &Hardware) {
+        if resource == MEMORY {
+            return;
+        }
         let each = |amount: u32| amount.div_ceil(cards.len().max(1) as u32);
-        let part = match resource {
-            MEMORY => return,
-            CORE => (each(self.demand.cores.0), each(self.demand.blocks.0)),
-            _ => (100, BLOCKS),
+        let part = |card: &usize| {
+            let of = hardware.blocks(*card);
+            let (cores, blocks) = if resource == CORE {
+                (each(self.demand.cores.0), each(self.demand.blocks.0))
+            } else {
+                (100, of)
+            };
+            (*card, Part { cores, blocks, of })
         };
-        self.cards = cards.iter().map(|card| (*card, part)).collect();
+        self.cards = cards.iter().map(part).collect();
     }
 }
 
@@ -68,8 +83,9 @@ impl<A: Agent> World<A> {
     pub(in super::super) fn check(&mut self) -> Result<(), String> {
         self.end_overdue();
         self.agent.with_state(|state, _| {
-            for card in 0..CARDS {
-                let free = state.ledger().state(CardIndex::from(card)) == CardState::Free;
+            for card in 0..ALL_CARDS {
+                let at = state.ledger().find(&uuid(card));
+                let free = at.is_some_and(|at| state.ledger().state(at) == CardState::Free);
                 self.check_card(card, state.is_ready() && free)?;
             }
             Ok::<_, String>(())
@@ -93,11 +109,13 @@ impl<A: Agent> World<A> {
             pod: g.pod.clone(),
             container: g.container.clone(),
             is_init: g.kind == ContainerKind::Init,
-            share: (!g.legacy()).then(|| (g.cards[&card].0 as usize, g.cards[&card].1 as usize)),
+            share: (!g.legacy()).then(|| (g.cards[&card].cores as usize, g.cards[&card].blocks as usize)),
         };
         let uses: Vec<judge::Use> = here.iter().map(used).collect();
         let name = card.to_string();
-        judge::card(&name, BLOCKS as usize, &uses).map_err(|violation| violation.to_string())?;
+        // Of a card that shrank, those who were there before have what they have; whoever comes after must fit.
+        let blocks = here.last().map_or(0, |latest| latest.cards[&card].of);
+        judge::card(&name, blocks as usize, &uses).map_err(|violation| violation.to_string())?;
         // What the kubelet has written and the agent not read yet is read before anything is decided.
         let up_to_date = self.kubelet.lock().has_lost_checkpoint() || self.agent.is_up_to_date();
         if free && up_to_date {
