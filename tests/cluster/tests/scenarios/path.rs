@@ -98,6 +98,8 @@ pub(crate) async fn a_deployment_becomes_shared_pods_on_the_chosen_cards(
     let outside = cluster.namespace("legacy", &[]).await?;
     cluster.create_deployment(&outside, deployment("old", 2, GPU)).await?;
     let old = cluster.all_running(&outside, "old", 2).await?;
+    // Before, the extender does not know which cards they have; the agent would give others than it chooses.
+    cluster.wait_for_holders(held(&old)).await?;
 
     let namespace = cluster.project("danlu", json!({})).await?;
     cluster.create_deployment(&namespace, deployment("train", 2, GPU)).await?;
@@ -165,6 +167,8 @@ pub(crate) async fn shared_pods_avoid_legacy_cards_and_start_when_one_is_freed(
     for index in 0..5 {
         legacy.push(cluster.running(&namespace, &format!("legacy-{index}")).await?);
     }
+    // Before, the extender does not know which cards they have; the agent would give others than it chooses.
+    cluster.wait_for_holders(held(&legacy)).await?;
     let mut shared = Vec::new();
     for index in 0..3 {
         let name = format!("share-{index}");
