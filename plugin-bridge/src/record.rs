@@ -26,6 +26,9 @@ pub struct RecordRow {
     /// What the kubelet requested and has in its checkpoint.
     #[serde(rename = "KubeletDeviceIDs")]
     pub kubelet: Vec<String>,
+    /// UUIDs of the cards that the devices are on: device IDs say it only together with the card map.
+    #[serde(rename = "CardUUIDs", default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cards: BTreeSet<String>,
     /// Unused; the kubelet stores the plugin's answer in this field.
     #[serde(rename = "AllocResp", default)]
     pub answer: String,
@@ -85,6 +88,7 @@ mod tests {
                     resource: "nvidia.com/gpu".into(),
                     actual: BTreeMap::from([("0".into(), vec!["GPU-2".into()])]),
                     kubelet: vec!["GPU-1".into()],
+                    cards: BTreeSet::from(["GPU-2".into()]),
                     answer: String::new(),
                     grace_seconds: Some(60),
                 }],

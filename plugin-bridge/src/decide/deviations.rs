@@ -51,6 +51,7 @@ impl NodeState {
             let numa = self.card_of(key).and_then(|c| self.ledger.card(c)?.numa).map_or(-1, i64::from);
             actual.entry(numa.to_string()).or_default().push(self.id_of(key));
         }
+        let uuid = |key: &DeviceKey| Some(self.ledger.card(self.card_of(key)?)?.uuid.clone());
         let grace = known.and_then(|holder| self.pods.grace_of(&holder.pod_uid)).or(grant.grace);
         RecordRow {
             pod_uid: known.map(|h| h.pod_uid.clone()).unwrap_or_default(),
@@ -58,6 +59,7 @@ impl NodeState {
             resource: self.resource_name(&grant.resource).to_owned(),
             actual,
             kubelet: self.ids_of(&grant.requested),
+            cards: grant.actual.iter().filter_map(uuid).collect(),
             answer: String::new(),
             grace_seconds: grace.map(|milliseconds| milliseconds / 1_000),
         }

@@ -54,7 +54,7 @@ impl CardRange {
     }
 }
 
-/// One row of the kubelet's checkpoint: a container has these devices and was given these cards.
+/// A container has these devices and was given these cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// Who: `<pod UID>/<container>`, for messages.

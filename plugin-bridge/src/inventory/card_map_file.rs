@@ -1,4 +1,4 @@
-//! The [card map](super::card_map) of this start: reads its file, the kubelet checkpoint and our record of substitutions, and writes it.
+//! The [card map](super::card_map) of this start: reads its file, the kubelet checkpoint and our record, and writes it.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -16,12 +16,12 @@ use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 /// Resolves the card map for the cards that were found, and writes it where it changed. Nothing that cannot be read or written keeps the
 /// agent from starting: it closes cards instead.
 #[must_use]
-pub fn resolve(paths: &Paths, dialect: &Dialect, deviations: &[RecordRow], found: &[Card]) -> Resolved {
+pub fn resolve(paths: &Paths, dialect: &Dialect, record: &[RecordRow], found: &[Card]) -> Resolved {
     let path = paths.card_map();
     let stored = read(&path);
     let evidence = match std::fs::read(paths.checkpoint()) {
         Ok(text) => match Checkpoint::parse(&text) {
-            Ok(checkpoint) => Some(evidence::of_checkpoint(dialect, &checkpoint, deviations)),
+            Ok(checkpoint) => Some(evidence::of_containers(dialect, &checkpoint, record)),
             Err(_) => None,
         },
         // A node on which nothing was allocated yet. Where there was an agent before, the checkpoint was lost.

@@ -1,4 +1,4 @@
-//! What containers were given, as the kubelet's checkpoint and our own record of substitutions say: the evidence by which each start
+//! What containers were given, as the kubelet's checkpoint and our own record say: the evidence by which each start
 //! of the agent checks [which range of device IDs is which card's](super::card_map).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,25 +15,22 @@ use crate::record::RecordRow;
 use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
 use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
-/// One piece of evidence for each container that has vcuda devices, in the order of the checkpoint.
+/// One piece of evidence for each container that has vcuda devices: by the checkpoint, and for those that it does not have by the record.
 #[must_use]
-pub fn of_checkpoint(
-    dialect: &Dialect,
-    checkpoint: &Checkpoint<'_>,
-    deviations: &[RecordRow],
-) -> Vec<Evidence> {
+pub fn of_containers(dialect: &Dialect, checkpoint: &Checkpoint<'_>, record: &[RecordRow]) -> Vec<Evidence> {
+    let shared = |resource: &str| match resource {
+        name if name == dialect.cores => Some(SharedResource::Cores),
+        name if name == dialect.memory => Some(SharedResource::Memory),
+        _ => None,
+    };
     let mut containers: BTreeMap<(&str, &str), Evidence> = BTreeMap::new();
     for entry in &checkpoint.entries {
-        let resource = match &*entry.resource {
-            name if name == dialect.cores => SharedResource::Cores,
-            name if name == dialect.memory => SharedResource::Memory,
-            _ => continue,
-        };
+        let Some(resource) = shared(&entry.resource) else { continue };
         let evidence = containers.entry((&entry.pod_uid, &entry.container)).or_insert_with(|| Evidence {
             holder: format!("container {} of pod {}", entry.container, entry.pod_uid),
             ..Evidence::default()
         });
-        let substituted = deviations.iter().find(|deviation| is_about(deviation, entry));
+        let substituted = record.iter().find(|row| is_about(row, entry));
         let ids: Vec<&str> = match substituted {
             Some(deviation) => deviation.actual_ids().collect(),
             None => entry.ids.iter().map(|id| &**id).collect(),
@@ -47,10 +44,24 @@ pub fn of_checkpoint(
             SharedResource::Memory => evidence.blocks.extend(numbers),
         }
     }
-    containers.into_values().collect()
+    let mut all: Vec<Evidence> = containers.into_values().collect();
+    for row in record {
+        let Some(resource) = shared(&row.resource) else { continue };
+        if !checkpoint.entries.iter().any(|entry| is_about(row, entry)) {
+            let numbers = row.actual_ids().filter_map(|id| dialect.device_number(resource, id)).collect();
+            let holder = format!("container {} of pod {} in the agent's record", row.container, row.pod_uid);
+            let mut evidence = Evidence { holder, ..Evidence::default() };
+            match resource {
+                SharedResource::Cores => (evidence.cores, evidence.uuids) = (numbers, row.cards.clone()),
+                SharedResource::Memory => evidence.blocks = numbers,
+            }
+            all.push(evidence);
+        }
+    }
+    all
 }
 
-/// Whether a record of a substitution is about this row. One without a pod is about whoever has the same devices.
+/// Whether a row of the record is about this one of the kubelet. One without a pod is about whoever has the same devices.
 fn is_about(deviation: &RecordRow, entry: &Entry<'_>) -> bool {
     let of_pod = deviation.pod_uid.is_empty()
         || (deviation.pod_uid == entry.pod_uid && deviation.container == entry.container);
@@ -146,7 +157,7 @@ mod tests {
         );
         let checkpoint = Checkpoint::parse(text.as_bytes()).unwrap();
         let dialect = Dialect::default();
-        let plain = of_checkpoint(&dialect, &checkpoint, &[]);
+        let plain = of_containers(&dialect, &checkpoint, &[]);
         assert_eq!(plain.len(), 1, "whole cards name their UUID themselves");
         assert_eq!((&plain[0].cores, &plain[0].blocks), (&BTreeSet::from([7]), &BTreeSet::from([3])));
         assert_eq!(plain[0].uuids, BTreeSet::from(["GPU-b".to_owned()]));
@@ -156,12 +167,20 @@ mod tests {
             resource: dialect.cores.clone(),
             actual: BTreeMap::from([("-1".into(), vec!["tencent.com/vcuda-core-107".into()])]),
             kubelet: vec!["tencent.com/vcuda-core-7".into()],
+            cards: BTreeSet::from(["GPU-b".into()]),
             answer: String::new(),
             grace_seconds: None,
         };
-        let substituted = of_checkpoint(&dialect, &checkpoint, std::slice::from_ref(&deviation));
+        let substituted = of_containers(&dialect, &checkpoint, std::slice::from_ref(&deviation));
         assert_eq!(substituted[0].cores, BTreeSet::from([107]));
         let of_another = RecordRow { pod_uid: "r".into(), container: "c".into(), ..deviation };
-        assert_eq!(of_checkpoint(&dialect, &checkpoint, &[of_another])[0].cores, BTreeSet::from([7]));
+        let both = of_containers(&dialect, &checkpoint, &[of_another]);
+        assert_eq!((both.len(), &both[0].cores), (2, &BTreeSet::from([7])));
+        assert_eq!(
+            both[1].cores,
+            BTreeSet::from([107]),
+            "a container that the kubelet has forgotten counts too"
+        );
+        assert_eq!(both[1].uuids, BTreeSet::from(["GPU-b".to_owned()]));
     }
 }

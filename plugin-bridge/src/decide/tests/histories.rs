@@ -3,7 +3,7 @@
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 
 use super::machine::{Step, run};
-use super::world::{Fault, share};
+use super::world::{Change, Fault, share};
 
 /// A pod with this one container.
 fn bind(demand: Demand) -> Step {
@@ -528,6 +528,23 @@ fn a_checkpoint_that_was_deleted_and_written_anew_frees_nothing_of_before() {
         admit(),
         Step::DeliverList(3),
         Step::RestartKubelet { noticed_late: false },
+    ];
+    run(&steps).unwrap();
+}
+
+/// The kubelet has forgotten a running container, and only the agent's record has its device IDs: the card map is rebuilt from that too.
+#[test]
+fn a_lost_card_map_is_rebuilt_from_the_record() {
+    let steps = [
+        bind(share(25, 1)),
+        admit().shuffled(112_748_494_892_405_049),
+        Step::TruncateCheckpoint,
+        Step::Hardware(Change::Renumber(0)),
+        Step::RestartKubelet { noticed_late: false },
+        Step::Bypass,
+        Step::LoseRecord,
+        Step::PassTime(10),
+        Step::RestartAgent,
     ];
     run(&steps).unwrap();
 }

@@ -97,6 +97,8 @@ pub(super) fn numbers(step: &Step) -> String {
         Step::StartAndDie(n) => format!("20 {n}"),
         Step::RemoveCheckpoint => "21".into(),
         Step::LoseRecord => "22".into(),
+        Step::Bypass => "27".into(),
+        Step::TakeBack => "28".into(),
         Step::Hardware(change) => match change {
             Change::Vanish(card) => format!("23 {card}"),
             Change::Return(card) => format!("24 {card}"),

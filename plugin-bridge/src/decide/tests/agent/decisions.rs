@@ -42,7 +42,7 @@ impl Decisions {
         let rows = record.map(|record| &*record.data.entries).unwrap_or_default();
         let checkpoint = Checkpoint::parse(kubelet.checkpoint()).ok();
         let evidence =
-            checkpoint.map(|checkpoint| evidence::of_checkpoint(&Dialect::default(), &checkpoint, rows));
+            checkpoint.map(|checkpoint| evidence::of_containers(&Dialect::default(), &checkpoint, rows));
         let resolved = CardMap::resolve(map.take(), evidence.as_deref(), &hardware.inventory().cards);
         *map = resolved.known.then(|| resolved.map.clone());
         fresh(mutant, &hardware, resolved)
@@ -223,6 +223,11 @@ impl Agent for Decisions {
     }
 
     fn end_streams(&mut self) {}
+
+    fn end_stream(&mut self, resource: &'static str) {
+        let state = self.state.get_mut();
+        state.observe_stream_end(&state.resource(resource));
+    }
 
     fn prefer(
         &mut self,

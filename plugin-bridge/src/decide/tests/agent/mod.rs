@@ -67,6 +67,8 @@ pub(super) trait Agent: Sized {
     /// What the kubelet has on its stream of this resource; `None` where nothing came.
     fn list(&mut self, resource: &'static str) -> Option<BTreeMap<String, bool>>;
     fn end_streams(&mut self);
+    /// The kubelet follows another plugin's list of this resource from now on.
+    fn end_stream(&mut self, resource: &'static str);
     fn prefer(
         &mut self,
         resource: &'static str,

@@ -308,6 +308,11 @@ impl Agent for Services {
         self.process().settle();
     }
 
+    fn end_stream(&mut self, resource: &'static str) {
+        self.process.as_mut().unwrap().lists.remove(resource);
+        self.process().settle();
+    }
+
     fn prefer(
         &mut self,
         resource: &'static str,

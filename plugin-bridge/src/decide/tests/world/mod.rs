@@ -62,9 +62,17 @@ pub(super) struct World<A> {
     // The kubelet.
     kubelet: Arc<Mutex<Kubelet>>,
     waiting: VecDeque<String>,
+    /// NVIDIA's plugin has registered with it last, past the agent.
+    bypassed: bool,
     /// When it restarted, until the agent notices.
     unnoticed: Option<u64>,
     // The truth.
+    /// How many containers were given something, or asked for it.
+    given: u64,
+    /// So many when the agent started.
+    given_before: u64,
+    /// A pod that the agent should have ended.
+    missed: Option<String>,
     /// Admitted, and not started yet.
     admitted: Vec<Given>,
     running: Vec<Given>,
@@ -96,7 +104,11 @@ impl<A: Agent> World<A> {
             events: VecDeque::new(),
             kubelet,
             waiting: VecDeque::new(),
+            bypassed: false,
             unnoticed: None,
+            given: 0,
+            given_before: 0,
+            missed: None,
             admitted: Vec::new(),
             running: Vec::new(),
             lingering: BTreeMap::new(),
@@ -323,6 +335,55 @@ impl<A: Agent> World<A> {
         self.agent.nvidia_returns();
     }
 
+    // ---- NVIDIA's plugin past the agent ----
+
+    /// NVIDIA's plugin registers with the kubelet itself: without its variable, or in a version that ignores it.
+    pub(super) fn bypass(&mut self) {
+        self.bypassed = true;
+        self.agent.end_stream(GPU);
+        self.agent.nvidia_returns();
+        let list = self.hardware.lock().plugin_list();
+        let device = |(card, healthy)| (uuid(card), Device { healthy, ..Device::default() });
+        self.kubelet.lock().manager.set_devices(GPU, list.into_iter().map(device).collect());
+        self.write_checkpoint();
+    }
+
+    /// The agent registers over it, if it has noticed it and has a reason to, and ends the pods that it wants to end.
+    pub(super) fn take_back(&mut self) {
+        self.agent.read_checkpoint();
+        let given_before = self.given_before;
+        let (noticed, intruders, missed) = self.agent.with_state(|state, _| {
+            let intruders: BTreeSet<String> = state.intruders().into_iter().map(|pod| pod.uid).collect();
+            let known = |given: &&Given| state.pod(&given.pod).is_some_and(|pod| !pod.has_ended());
+            // What came first is not known of what an earlier process saw.
+            let here = self.running.iter().filter(|given| given.order > given_before);
+            let missed = here
+                .filter(|given| given.intrudes_on_a_share(&self.running))
+                .filter(known)
+                .find(|given| state.is_ready() && !intruders.contains(&given.pod));
+            (
+                state.has_shares() && state.bypassed().contains(GPU),
+                intruders,
+                missed.map(|given| given.pod.clone()),
+            )
+        });
+        self.missed = missed;
+        if noticed && self.bypassed {
+            self.register_over();
+        }
+        for uid in intruders {
+            self.stop(&uid);
+            self.set_phase(&uid, PodPhase::Failed);
+            self.api.lock().pods.remove(&uid);
+            self.events.push_back(WatchEvent::Gone(uid));
+        }
+    }
+
+    fn register_over(&mut self) {
+        self.bypassed = false;
+        self.deliver_list(3);
+    }
+
     // ---- recovery ----
 
     /// Ends all pods and repairs everything; then a pod of each kind must be admitted and start.
@@ -343,6 +404,9 @@ impl<A: Agent> World<A> {
         (0..ALL_CARDS).for_each(|card| self.health_is_seen(card));
         self.lose_upstream();
         self.return_upstream();
+        if self.bypassed {
+            self.register_over();
+        }
         self.relist();
         {
             let Kubelet { manager, ended, .. } = &mut *self.kubelet.lock();
@@ -356,9 +420,9 @@ impl<A: Agent> World<A> {
             self.pass_time(700_000);
         }
         for _ in 0..2 {
-            // As the reasons say.
-            if self.is_closed_until_a_start() {
-                self.restart_agent();
+            // As the reasons say; and a card that comes is found by an agent that starts.
+            if self.is_closed_until_a_start() || self.found.len() < ALL_CARDS {
+                self.restart_agent_later();
                 self.relist();
                 self.list_pod_resources();
                 self.pass_time(700_000);
@@ -388,13 +452,19 @@ impl<A: Agent> World<A> {
 
     // ---- processes ----
 
+    /// The agent is gone for as long as a card needs to come back with another size: not in the middle of an admission.
+    pub(super) fn restart_agent_later(&mut self) {
+        self.hardware.lock().agent_starts();
+        self.restart_agent();
+    }
+
     /// The agent is killed and restarts from the disk.
     pub(super) fn restart_agent(&mut self) {
         self.end_overdue();
         self.unnoticed = None;
         self.events.clear();
-        self.hardware.lock().agent_starts();
         self.agent.restart();
+        self.given_before = self.given;
         self.found = self.hardware.lock().present().collect();
         // The kubelet loses its streams, and gets the first lists of the new process.
         self.deliver_lists();
@@ -431,6 +501,9 @@ impl<A: Agent> World<A> {
         if which >= 3 {
             // It writes its checkpoint for every list, whatever it is in the middle of.
             self.write_checkpoint();
+        }
+        if resource == GPU && self.bypassed {
+            return;
         }
         if let Some(list) = self.agent.list(resource) {
             let device = |(id, healthy)| (id, Device { healthy, ..Device::default() });

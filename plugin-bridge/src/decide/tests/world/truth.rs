@@ -17,6 +17,10 @@ pub(super) struct Given {
     pub(super) container: String,
     pub(super) kind: ContainerKind,
     pub(super) demand: Demand,
+    /// In the order in which containers were given anything.
+    pub(super) order: u64,
+    /// The kubelet gave it without asking the agent.
+    bypassing: bool,
     /// By card. A shared container sees the cards that the answer for its cores names; there it uses its memory too, wherever that is
     /// accounted for.
     cards: BTreeMap<usize, Part>,
@@ -32,8 +36,29 @@ struct Part {
 }
 
 impl Given {
-    pub(super) const fn nothing(pod: String, container: String, kind: ContainerKind, demand: Demand) -> Self {
-        Self { pod, container, kind, demand, cards: BTreeMap::new() }
+    pub(super) const fn nothing(
+        pod: String,
+        container: String,
+        kind: ContainerKind,
+        demand: Demand,
+        order: u64,
+    ) -> Self {
+        Self { pod, container, kind, demand, order, bypassing: false, cards: BTreeMap::new() }
+    }
+
+    pub(super) const fn bypasses(&mut self) {
+        self.bypassing = true;
+    }
+
+    /// The same, on a share that this process of the agent knows to be older.
+    pub(super) fn intrudes_on_a_share<'a>(&self, on: impl IntoIterator<Item = &'a Self>) -> bool {
+        let card = |other: &&Self| other.cards.keys().any(|card| self.cards.contains_key(card));
+        self.intrudes(on.into_iter().filter(|other| !other.legacy()).filter(card))
+    }
+
+    /// It came past the agent to a card that another pod had: the agent cannot prevent it, only end it.
+    fn intrudes<'a>(&self, on: impl IntoIterator<Item = &'a Self>) -> bool {
+        self.bypassing && on.into_iter().any(|other| other.order < self.order && other.pod != self.pod)
     }
 
     const fn legacy(&self) -> bool {
@@ -82,6 +107,9 @@ impl<A: Agent> World<A> {
     /// I1 and I2 of what is really on the cards; I3 of the ledger against it.
     pub(in super::super) fn check(&mut self) -> Result<(), String> {
         self.end_overdue();
+        if let Some(pod) = self.missed.take() {
+            return Err(format!("I1: {pod} has the card of a share past the agent, which does not end it"));
+        }
         self.agent.with_state(|state, _| {
             for card in 0..ALL_CARDS {
                 let at = state.ledger().find(&uuid(card));
@@ -111,14 +139,18 @@ impl<A: Agent> World<A> {
             is_init: g.kind == ContainerKind::Init,
             share: (!g.legacy()).then(|| (g.cards[&card].cores as usize, g.cards[&card].blocks as usize)),
         };
-        let uses: Vec<judge::Use> = here.iter().map(used).collect();
         let name = card.to_string();
+        let prevented: Vec<&Given> =
+            here.iter().copied().filter(|given| !given.intrudes(here.iter().copied())).collect();
         // Of a card that shrank, those who were there before have what they have; whoever comes after must fit.
-        let blocks = here.last().map_or(0, |latest| latest.cards[&card].of);
+        let blocks =
+            prevented.iter().max_by_key(|given| given.order).map_or(0, |given| given.cards[&card].of);
+        let uses: Vec<judge::Use> = prevented.iter().map(used).collect();
         judge::card(&name, blocks as usize, &uses).map_err(|violation| violation.to_string())?;
         // What the kubelet has written and the agent not read yet is read before anything is decided.
         let up_to_date = self.kubelet.lock().has_lost_checkpoint() || self.agent.is_up_to_date();
         if free && up_to_date {
+            let uses: Vec<judge::Use> = here.iter().map(used).collect();
             judge::free(&name, &uses).map_err(|violation| violation.to_string())?;
         }
         Ok(())
