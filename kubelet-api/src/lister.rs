@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::podresources::ClaimResource;
+use crate::podresources::DynamicResource;
 use crate::podresources::ListPodResourcesRequest;
 use crate::podresources::ListPodResourcesResponse;
 use crate::podresources::pod_resources_lister_client::PodResourcesListerClient;
@@ -24,6 +26,19 @@ pub struct ContainerDevices {
     pub container: String,
     /// Device IDs by resource name, in no particular order.
     pub devices: BTreeMap<String, Vec<String>>,
+    /// Devices that it has through Dynamic Resource Allocation (DRA).
+    pub claimed: Vec<ClaimedDevice>,
+}
+
+/// A device of a ResourceClaim.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ClaimedDevice {
+    /// `namespace/name` of the ResourceClaim.
+    pub claim: String,
+    /// `gpu.nvidia.com`
+    pub driver: String,
+    /// Its name in the driver's ResourceSlice: `gpu-0`.
+    pub device: String,
 }
 
 /// Why there is no list this time.
@@ -64,15 +79,28 @@ pub fn rows(answer: ListPodResourcesResponse) -> Vec<ContainerDevices> {
             for element in container.devices {
                 devices.entry(element.resource_name).or_default().extend(element.device_ids);
             }
-            if !devices.is_empty() {
+            let claimed: Vec<ClaimedDevice> =
+                container.dynamic_resources.into_iter().flat_map(claimed).collect();
+            if !devices.is_empty() || !claimed.is_empty() {
                 rows.push(ContainerDevices {
                     namespace: pod.namespace.clone(),
                     pod: pod.name.clone(),
                     container: container.name,
                     devices,
+                    claimed,
                 });
             }
         }
     }
     rows
+}
+
+fn claimed(resource: DynamicResource) -> Vec<ClaimedDevice> {
+    let claim = format!("{}/{}", resource.claim_namespace, resource.claim_name);
+    let device = |device: ClaimResource| ClaimedDevice {
+        claim: claim.clone(),
+        driver: device.driver_name,
+        device: device.device_name,
+    };
+    resource.claim_resources.into_iter().map(device).collect()
 }

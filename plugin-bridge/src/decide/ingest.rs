@@ -126,6 +126,7 @@ impl NodeState {
     /// The pod-resources list that was requested at `asked`.
     pub fn observe_pod_resources(&mut self, rows: &[ContainerDevices], asked: Millis, now: Millis) {
         self.pods.listed(rows, asked);
+        self.observe_claims(rows);
         let mut named = BTreeSet::new();
         for row in rows {
             let pod = self.pods.pods.values().find(|p| p.namespace == row.namespace && p.name == row.pod);

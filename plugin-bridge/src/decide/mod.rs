@@ -9,6 +9,7 @@
 
 mod capacity;
 mod checkpoint_state;
+mod claims;
 mod colocation;
 mod deviations;
 mod devices;

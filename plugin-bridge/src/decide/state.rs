@@ -70,6 +70,8 @@ pub struct NodeState {
     mig_devices: BTreeMap<String, CardIndex>,
     /// PIDs that NVML last listed on each card, in the host's namespace. For drift only: they free and hold nothing.
     pub(super) processes: BTreeMap<CardIndex, BTreeSet<u32>>,
+    /// Cards that containers have through DRA, and which.
+    pub(super) claimed: BTreeMap<CardIndex, String>,
     /// Cards whose holders are not known for sure, and why: nothing new is allocated on them while this process runs.
     closed: BTreeMap<CardIndex, String>,
     /// The same while something else may use or allocate them: see `close_unaccounted`.
@@ -108,6 +110,7 @@ impl NodeState {
             upstream: BTreeMap::new(),
             mig_devices: BTreeMap::new(),
             processes: BTreeMap::new(),
+            claimed: BTreeMap::new(),
             closed: BTreeMap::new(),
             elsewhere: BTreeSet::new(),
             unaccounted: BTreeMap::new(),

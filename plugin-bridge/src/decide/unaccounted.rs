@@ -25,13 +25,12 @@ impl NodeState {
     }
 
     fn unaccounted_cards(&self) -> BTreeMap<CardIndex, String> {
-        let mut closed = BTreeMap::new();
+        let mut closed = self.claimed.clone();
         for (card, processes) in &self.processes {
             if !processes.is_empty() && self.ledger.holds(*card).next().is_none() {
-                closed.insert(
-                    *card,
-                    format!("{} processes run on it and no container holds it", processes.len()),
-                );
+                closed.entry(*card).or_insert_with(|| {
+                    format!("{} processes run on it and no container holds it", processes.len())
+                });
             }
         }
         for (card, resource) in self.bypassed_cards() {

@@ -248,8 +248,11 @@ impl DeviceManager {
             containers.entry(&row.container).or_default().extend(devices);
         }
         let pod = |(mut pod, containers): (PodResources, BTreeMap<&str, Vec<ContainerDevices>>)| {
-            let container =
-                |(name, devices): (&str, _)| ContainerResources { name: name.to_owned(), devices };
+            let container = |(name, devices): (&str, _)| ContainerResources {
+                name: name.to_owned(),
+                devices,
+                dynamic_resources: Vec::new(),
+            };
             pod.containers = containers.into_iter().map(container).collect();
             pod
         };

@@ -33,6 +33,8 @@ pub(super) enum Step {
     Hardware(Change),
     Bypass,
     TakeBack,
+    Claim(usize),
+    EndClaims,
     Cordon(usize),
     LoseUpstream,
     ReturnUpstream,
@@ -110,6 +112,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => change().prop_map(Step::Hardware),
         1 => Just(Step::Bypass),
         3 => Just(Step::TakeBack),
+        1 => (0..ALL_CARDS).prop_map(Step::Claim),
+        1 => Just(Step::EndClaims),
         1 => (0..1_usize << CARDS).prop_map(Step::Cordon),
         1 => Just(Step::LoseUpstream),
         1 => Just(Step::ReturnUpstream),
@@ -159,6 +163,8 @@ fn run_steps<A: Agent>(world: &mut World<A>, steps: &[Step]) -> Result<Digest, S
             Step::Hardware(change) => world.change_hardware(change),
             Step::Bypass => world.bypass(),
             Step::TakeBack => world.take_back(),
+            Step::Claim(card) => world.claim(card),
+            Step::EndClaims => world.end_claims(),
             Step::Cordon(mask) => world.cordon(mask),
             Step::LoseUpstream => world.lose_upstream(),
             Step::ReturnUpstream => world.return_upstream(),
@@ -255,6 +261,8 @@ fn each_invariant_is_seen_to_break() {
         (Mutant::Ledger(LedgerFault::Unchecked), "I1: card"),
         (Mutant::OneCard, "I2: card"),
         (Mutant::Ledger(LedgerFault::Forgets), "I3: card"),
+        (Mutant::IgnoresClaims, "is claimed through DRA and was given to"),
+        (Mutant::KeepsIntruders, "past the agent, which does not end it"),
     ] {
         let on_decisions = is_reported(reported, |steps| run_on::<Decisions>(steps, Some(mutant)));
         assert!(on_decisions, "{mutant:?} was not reported as {reported}");

@@ -99,6 +99,8 @@ pub(super) fn numbers(step: &Step) -> String {
         Step::LoseRecord => "22".into(),
         Step::Bypass => "27".into(),
         Step::TakeBack => "28".into(),
+        Step::Claim(card) => format!("29 {card}"),
+        Step::EndClaims => "30".into(),
         Step::Hardware(change) => match change {
             Change::Vanish(card) => format!("23 {card}"),
             Change::Return(card) => format!("24 {card}"),

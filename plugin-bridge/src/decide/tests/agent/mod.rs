@@ -34,6 +34,10 @@ pub(super) enum Mutant {
     /// Every shared container is shown the first card.
     OneCard,
     Refuses,
+    /// It never hears of DRA.
+    IgnoresClaims,
+    /// It ends no pod that came past it.
+    KeepsIntruders,
 }
 
 /// The agent of one node, over all its processes.

@@ -10,8 +10,8 @@ use crate::inventory::Inventory;
 /// With the one that comes later.
 pub(in super::super) const ALL_CARDS: usize = CARDS + 1;
 
-/// What happens to the cards. That a card is lost is seen at once; a card that comes, or whose minor number is another, is seen by processes
-/// that start then; and a size changes while no agent runs.
+/// What happens to the cards. That a card is lost is seen at once; a card that comes is seen by processes that start then; and minor numbers
+/// and sizes change while no agent runs.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Change {
     /// A card falls off the bus.
@@ -39,6 +39,8 @@ pub(in super::super) struct Hardware {
     cards: Vec<Physical>,
     /// Those numbers in the order of the minor numbers.
     order: Vec<usize>,
+    /// From the next start of the agent on.
+    order_then: Vec<usize>,
     /// What NVIDIA's plugin found when it started; it lists no others.
     plugin: Vec<usize>,
     plugin_is_away: bool,
@@ -50,6 +52,7 @@ impl Hardware {
         let mut hardware = Self {
             cards: (0..ALL_CARDS).map(card).collect(),
             order: (0..ALL_CARDS).collect(),
+            order_then: (0..ALL_CARDS).collect(),
             plugin: Vec::new(),
             plugin_is_away: true,
         };
@@ -65,8 +68,8 @@ impl Hardware {
             }
             Change::Resize(card, blocks) => self.cards[card].blocks_then = blocks,
             Change::Renumber(turn) => {
-                self.order.rotate_left(turn % ALL_CARDS);
-                self.order.swap(0, 1);
+                self.order_then.rotate_left(turn % ALL_CARDS);
+                self.order_then.swap(0, 1);
             }
         }
     }
@@ -80,6 +83,7 @@ impl Hardware {
 
     pub(super) fn agent_starts(&mut self) {
         self.cards.iter_mut().for_each(|card| card.blocks = card.blocks_then);
+        self.order.clone_from(&self.order_then);
     }
 
     pub(super) fn set_healthy(&mut self, card: usize, healthy: bool) {
@@ -98,17 +102,21 @@ impl Hardware {
         self.order.iter().copied().filter(|card| self.cards[*card].present)
     }
 
+    pub(super) fn minor(&self, card: usize) -> usize {
+        self.order.iter().position(|n| *n == card).unwrap_or(ALL_CARDS)
+    }
+
     /// What a process finds that starts now.
     pub(in super::super) fn inventory(&self) -> Inventory {
-        let card = |(minor, n): (usize, usize)| Card {
+        let card = |n: usize| Card {
             uuid: uuid(n),
-            minor: minor as u32,
+            minor: self.minor(n) as u32,
             memory_mib: u64::from(self.cards[n].blocks) * 256,
             ..Card::default()
         };
         let health = |n| if self.is_healthy(n) { Health::Healthy } else { Health::Unhealthy };
         Inventory {
-            cards: self.present().enumerate().map(card).collect(),
+            cards: self.present().map(card).collect(),
             topology: Topology::uniform(self.present().count(), LinkLevel::Pix),
             mig_devices: Default::default(),
             driver_version: String::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use gpu_migrate_kubelet_api::checkpoint::FILE_NAME;
 use gpu_migrate_kubelet_api::deviceplugin::KUBELET_SOCKET;
-use gpu_migrate_kubelet_api::lister::{self, ContainerDevices};
+use gpu_migrate_kubelet_api::lister::{self, ClaimedDevice, ContainerDevices};
 use gpu_migrate_sim::device_manager::DeviceManager;
 
 use crate::decide::Millis;
@@ -16,6 +16,8 @@ use crate::decide::Millis;
 pub(in super::super) struct Kubelet {
     pub(super) manager: DeviceManager,
     pub(super) ended: BTreeSet<String>,
+    /// Devices of NVIDIA's DRA driver that pods of no other interest have.
+    pub(super) claimed: BTreeSet<String>,
     /// Its checkpoint on disk is cut short until it is written again.
     pub(super) truncated: bool,
     /// Grows with every change of its checkpoint on disk.
@@ -30,6 +32,7 @@ impl Kubelet {
         let mut kubelet = Self {
             manager: DeviceManager::default(),
             ended: BTreeSet::new(),
+            claimed: BTreeSet::new(),
             truncated: false,
             version: 0,
             disk: Vec::new(),
@@ -116,7 +119,17 @@ impl Kubelet {
 
     pub(in super::super) fn list(&self) -> Vec<ContainerDevices> {
         let name = |uid: &str| (!self.ended.contains(uid)).then(|| ("n".to_owned(), uid.to_owned()));
-        lister::rows(self.manager.pod_resources(name))
+        let claim = |device: &String| ContainerDevices {
+            pod: format!("claims-{device}"),
+            claimed: vec![ClaimedDevice {
+                driver: "gpu.nvidia.com".into(),
+                device: device.clone(),
+                ..ClaimedDevice::default()
+            }],
+            ..ContainerDevices::default()
+        };
+        let rows = lister::rows(self.manager.pod_resources(name));
+        rows.into_iter().chain(self.claimed.iter().map(claim)).collect()
     }
 }
 

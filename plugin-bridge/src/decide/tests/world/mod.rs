@@ -55,6 +55,7 @@ pub(super) struct Surroundings {
 
 pub(super) struct World<A> {
     agent: A,
+    mutant: Option<Mutant>,
     next: u32,
     api: Arc<Mutex<Api>>,
     /// What of it the agent has not heard yet.
@@ -67,6 +68,8 @@ pub(super) struct World<A> {
     /// When it restarted, until the agent notices.
     unnoticed: Option<u64>,
     // The truth.
+    /// Cards that a container has through DRA, and how many had been given something when the agent heard of it.
+    claims: BTreeMap<usize, Option<u64>>,
     /// How many containers were given something, or asked for it.
     given: u64,
     /// So many when the agent started.
@@ -99,6 +102,7 @@ impl<A: Agent> World<A> {
         };
         let mut world = Self {
             agent: A::start(surroundings, mutant),
+            mutant,
             next: 0,
             api,
             events: VecDeque::new(),
@@ -106,6 +110,7 @@ impl<A: Agent> World<A> {
             waiting: VecDeque::new(),
             bypassed: false,
             unnoticed: None,
+            claims: BTreeMap::new(),
             given: 0,
             given_before: 0,
             missed: None,
@@ -266,6 +271,30 @@ impl<A: Agent> World<A> {
 
     pub(super) fn list_pod_resources(&mut self) {
         self.agent.list_pod_resources();
+        for heard in self.claims.values_mut() {
+            heard.get_or_insert(self.given);
+        }
+    }
+
+    /// NVIDIA's DRA driver gives this card to a container, whatever else is on it.
+    pub(super) fn claim(&mut self, card: usize) {
+        self.claims.entry(card).or_default();
+        self.name_claims();
+    }
+
+    /// All claims are given back.
+    pub(super) fn end_claims(&mut self) {
+        self.claims.clear();
+        self.name_claims();
+    }
+
+    fn name_claims(&mut self) {
+        let hardware = self.hardware.lock();
+        if matches!(self.mutant, Some(Mutant::IgnoresClaims)) {
+            return;
+        }
+        let names = self.claims.keys().map(|card| format!("gpu-{}", hardware.minor(*card)));
+        self.kubelet.lock().claimed = names.collect();
     }
 
     /// Time passes. The API server is not silent for minutes without a relist of the watch.
@@ -353,7 +382,9 @@ impl<A: Agent> World<A> {
         self.agent.read_checkpoint();
         let given_before = self.given_before;
         let (noticed, intruders, missed) = self.agent.with_state(|state, _| {
-            let intruders: BTreeSet<String> = state.intruders().into_iter().map(|pod| pod.uid).collect();
+            let keeps = matches!(self.mutant, Some(Mutant::KeepsIntruders));
+            let intruders = state.intruders().into_iter().filter(|_| !keeps).map(|pod| pod.uid);
+            let intruders: BTreeSet<String> = intruders.collect();
             let known = |given: &&Given| state.pod(&given.pod).is_some_and(|pod| !pod.has_ended());
             // What came first is not known of what an earlier process saw.
             let here = self.running.iter().filter(|given| given.order > given_before);
@@ -415,6 +446,7 @@ impl<A: Agent> World<A> {
         self.write_checkpoint();
         self.read_checkpoint();
         self.cordon(0);
+        self.end_claims();
         for _ in 0..3 {
             self.list_pod_resources();
             self.pass_time(700_000);
@@ -455,6 +487,7 @@ impl<A: Agent> World<A> {
     /// The agent is gone for as long as a card needs to come back with another size: not in the middle of an admission.
     pub(super) fn restart_agent_later(&mut self) {
         self.hardware.lock().agent_starts();
+        self.name_claims();
         self.restart_agent();
     }
 
@@ -465,6 +498,7 @@ impl<A: Agent> World<A> {
         self.events.clear();
         self.agent.restart();
         self.given_before = self.given;
+        self.claims.values_mut().for_each(|heard| *heard = None);
         self.found = self.hardware.lock().present().collect();
         // The kubelet loses its streams, and gets the first lists of the new process.
         self.deliver_lists();

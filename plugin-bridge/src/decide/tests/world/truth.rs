@@ -118,11 +118,24 @@ impl<A: Agent> World<A> {
             }
             Ok::<_, String>(())
         })?;
+        self.check_claims()?;
         // A container never sees more cards than it asked for; one that asked for less than a card sees one.
         for given in &self.running {
             let wanted = given.demand.cores.0.div_ceil(100).max(given.demand.legacy) as usize;
             if given.cards.len() != wanted {
                 return Err(format!("{} asked for {wanted} cards and sees {:?}", given.pod, given.cards));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the agent has given on a claimed card after it heard of the claim.
+    fn check_claims(&self) -> Result<(), String> {
+        for (card, heard) in self.claims.iter().filter_map(|(card, heard)| Some((card, (*heard)?))) {
+            let later =
+                |given: &&Given| given.order > heard && !given.bypassing && given.cards.contains_key(card);
+            if let Some(given) = self.running.iter().find(later) {
+                return Err(format!("I1: card {card} is claimed through DRA and was given to {}", given.pod));
             }
         }
         Ok(())
