@@ -43,27 +43,40 @@ pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics) {
 /// # Errors
 /// What could not be read or written.
 pub async fn reconcile(client: &Client, namespace: &str, now: Timestamp) -> kube::Result<BTreeSet<String>> {
-    let state = observe::cluster_state(client, namespace).await?;
+    let state = observe::cluster_state(client, namespace, now).await?;
     let spec = state.config.as_ref().map(|config| &config.spec);
     let external = daemonsets::external(&state.sets);
     let mut desired_nodes = BTreeMap::new();
     let mut plans = BTreeMap::new();
+    let runs = |node: &NodeView| state.runs.get(&node.name).map_or(&[][..], Vec::as_slice);
+    let pool = |desired: Option<&Desired>| desired.and_then(|desired| desired.settings.pool.clone());
+    let mut installing = BTreeMap::<Option<String>, BTreeSet<&str>>::new();
+    for node in state.nodes.iter().filter(|node| decide::is_installing(node, runs(node))) {
+        installing.entry(pool(desired(spec, node).as_ref())).or_default().insert(&node.name);
+    }
     for node in &state.nodes {
         let desired = desired(spec, node);
+        let others = installing.entry(pool(desired.as_ref())).or_default();
+        others.remove(node.name.as_str());
+        let installing_elsewhere = u32::try_from(others.len()).unwrap_or(u32::MAX);
         let input = |pods| NodeInput {
             node,
             desired: desired.as_ref(),
             shadow: state.shadows.get(&node.name).and_then(|shadow| shadow.status.as_ref()),
             external: &external,
             pods,
-            runs: state.runs.get(&node.name).map_or(&[], Vec::as_slice),
+            runs: runs(node),
             templates: &state.templates,
             namespace,
+            installing: installing_elsewhere,
         };
         let mut plan = decide::plan(&input(None));
         if plan.count_pods {
             let pods = observe::pods_of(client, &node.name).await?;
             plan = decide::plan(&input(Some(&pods)));
+        }
+        if plan.cordon || decide::is_installing(node, runs(node)) {
+            others.insert(&node.name);
         }
         plans.insert(node.name.as_str(), plan);
         desired_nodes.insert(node.name.clone(), desired.filter(|desired| !desired.by_label));
@@ -116,8 +129,9 @@ async fn apply_to_node(
         // Before the labels, from which the deletion is decided.
         write::delete_shadow(client, node).await?;
     }
-    if current != plan.labels && !(current.is_empty() && plan.labels.iter().all(is_set)) {
-        write::labels(client, node, &plan.labels).await?;
+    let labels_differ = current != plan.labels && !(current.is_empty() && plan.labels.iter().all(is_set));
+    if labels_differ || node.own_cordon != plan.cordon {
+        write::node(client, node, &plan.labels, plan.cordon).await?;
     }
     write::shadow(client, node, shadow.filter(|_| !plan.delete_shadow), plan, now).await?;
     for pod in &plan.remove {

@@ -60,6 +60,11 @@ impl Stage {
         mine.map(|(k, v)| (k.to_owned(), v.clone())).collect()
     }
 
+    async fn is_cordoned(&self, node: &str) -> bool {
+        let node = Api::<Node>::all(self.client.clone()).get(node).await.unwrap();
+        node.spec.and_then(|spec| spec.unschedulable) == Some(true)
+    }
+
     async fn sets(&self) -> Vec<String> {
         let api = Api::<DaemonSet>::namespaced(self.client.clone(), NAMESPACE);
         api.list(&ListParams::default()).await.unwrap().iter().map(ResourceExt::name_any).collect()
@@ -249,6 +254,14 @@ async fn the_driver_comes_before_the_plugins_and_its_failure_is_told() {
     assert!(stage.labels("n1").await.is_empty() && stage.sets().await.is_empty());
     let pod = stage.pod().await;
     assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
+    assert!(stage.is_cordoned("n1").await);
+    // One node of the pool at a time.
+    stage.add_node("n2").await;
+    stage.reconcile().await;
+    assert!(!stage.is_cordoned("n2").await);
+    let second = stage.shadow("n2").await.status.unwrap().driver_install.unwrap();
+    assert!(second.message.contains("other nodes of the pool come first"), "{}", second.message);
+    Api::<Node>::all(stage.client.clone()).delete("n2", &DeleteParams::default()).await.unwrap();
 
     let failed = json!({"phase": "Failed", "containerStatuses": [{"name": "install", "image": "", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"terminated": {"exitCode": 7, "reason": "Error", "message": "no kernel headers"}}}]});
@@ -266,6 +279,7 @@ async fn the_driver_comes_before_the_plugins_and_its_failure_is_told() {
     stage.ends(&again.name_any(), json!({"phase": "Succeeded"})).await;
     stage.reconcile().await;
     assert_eq!(stage.labels("n1").await["plugin"], "Bridged");
+    assert!(!stage.is_cordoned("n1").await);
     assert_eq!(
         stage.shadow("n1").await.status.unwrap().driver_install.unwrap().phase,
         InstallPhase::Installed

@@ -125,7 +125,7 @@ pub enum Exporter {
 }
 
 /// The driver that a pool wants. It is detected and reported; a pod installs it only where a template is given.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Driver {
     /// Version, or the beginning of one: `550`.
@@ -138,6 +138,20 @@ pub struct Driver {
     /// node gets its plugins only after it has succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub installer: Option<String>,
+    /// Nodes of the pool on which it is installed at a time. One on which it has failed counts until its pod is deleted.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1))]
+    pub max_unavailable: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        Self { version: String::new(), cuda: None, installer: None, max_unavailable: one() }
+    }
 }
 
 /// What one namespace may use at most in a pool or on a model of card.

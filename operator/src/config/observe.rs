@@ -2,13 +2,14 @@
 
 use crate::migrations::MANAGER;
 use crate::nodes::daemonsets::{Role, roles};
-use crate::nodes::driver::Run;
+use crate::nodes::driver::{Run, uses_cards_unrequested};
 use crate::nodes::templates::{CONFIG_MAP, Component, INSTALLER, REVISION, Templates};
 use crate::nodes::{LABELS, NodePods, NodeView};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::crd::{GPUConfig, GPUShadow};
 use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::api::{Api, ListParams};
@@ -16,6 +17,8 @@ use kube::{Client, ResourceExt as _};
 use std::collections::BTreeMap;
 
 pub(crate) const NAME: &str = "cluster";
+/// So long a node counts as new.
+const NEW: SignedDuration = SignedDuration::from_mins(5);
 /// Nodes and shadows are read page by page.
 const PAGE: u32 = 500;
 
@@ -39,7 +42,11 @@ impl ClusterState {
 }
 
 /// Lists the cluster. Where the CustomResourceDefinitions are not installed, their objects count as none.
-pub(crate) async fn cluster_state(client: &Client, namespace: &str) -> kube::Result<ClusterState> {
+pub(crate) async fn cluster_state(
+    client: &Client,
+    namespace: &str,
+    now: Timestamp,
+) -> kube::Result<ClusterState> {
     let config = not_found_is_none(Api::<GPUConfig>::all(client.clone()).get_opt(NAME).await)?.flatten();
     let maps = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let templates = maps.get_opt(CONFIG_MAP).await?.and_then(|map| map.data).unwrap_or_default();
@@ -53,7 +60,7 @@ pub(crate) async fn cluster_state(client: &Client, namespace: &str) -> kube::Res
     }
     Ok(ClusterState {
         config,
-        nodes: all::<Node>(client).await?.iter().map(view).collect(),
+        nodes: all::<Node>(client).await?.iter().map(|node| view(node, now)).collect(),
         shadows: shadows.into_iter().map(|shadow| (shadow.name_any(), shadow)).collect(),
         sets: all::<DaemonSet>(client).await?,
         templates,
@@ -86,10 +93,12 @@ where
 }
 
 /// What the decisions need from a Node.
-pub(crate) fn view(node: &Node) -> NodeView {
+pub(crate) fn view(node: &Node, now: Timestamp) -> NodeView {
     let managed = node.metadata.managed_fields.iter().flatten();
     let own = managed.filter(|field| field.manager.as_deref() == Some(MANAGER));
     let fields = own.filter_map(|field| field.fields_v1.as_ref());
+    let own_cordon = fields.clone().any(|fields| fields.0.pointer("/f:spec/f:unschedulable").is_some());
+    let created = node.metadata.creation_timestamp.as_ref();
     let written = fields
         .filter_map(|fields| fields.0.pointer("/f:metadata/f:labels")?.as_object())
         .flat_map(|labels| labels.keys().filter_map(|key| key.strip_prefix("f:")).map(str::to_owned))
@@ -105,6 +114,8 @@ pub(crate) fn view(node: &Node) -> NodeView {
         labels: node.labels().clone(),
         own_labels: written,
         taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+        own_cordon,
+        is_new: created.is_some_and(|created| now.duration_since(created.0) < NEW),
         has_whole_cards: has(&dialect.legacy),
         has_shares: has(&dialect.cores),
     }
@@ -128,6 +139,8 @@ pub(crate) fn count(pods: &[Pod]) -> NodePods {
         let spec = pod.spec.as_ref();
         counted.agents += u32::from(spec.is_some_and(|spec| roles(spec).contains(&Role::NodeAgent)));
         let of = pod.labels().get(names::COMPONENT).map(String::as_str);
+        counted.unrequested +=
+            u32::from(of.is_none() && kind == PodKind::Plain && uses_cards_unrequested(pod));
         counted.direct_plugins += u32::from(of == Some(Component::NvidiaDirect.name()));
     }
     counted

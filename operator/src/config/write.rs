@@ -35,13 +35,21 @@ pub(super) async fn delete_shadow(client: &Client, node: &NodeView) -> kube::Res
     }
 }
 
-/// Applies the operator's labels to a node; labels that it no longer applies are removed, unless another manager owns them.
-pub(super) async fn labels(client: &Client, node: &NodeView, labels: &Labels) -> kube::Result<()> {
+/// Applies the operator's labels and cordon to a node; what it no longer applies is removed, unless another manager owns it.
+pub(super) async fn node(
+    client: &Client,
+    node: &NodeView,
+    labels: &Labels,
+    cordon: bool,
+) -> kube::Result<()> {
     // With its UID: a node that was deleted meanwhile must not be created.
     let metadata = json!({"name": node.name, "uid": node.uid, "labels": labels});
-    let body = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
+    let mut body = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
+    if cordon {
+        body["spec"] = json!({"unschedulable": true});
+    }
     Api::<Node>::all(client.clone()).patch_metadata(&node.name, &params(), &Patch::Apply(&body)).await?;
-    tracing::info!(node = node.name, ?labels, "node labelled");
+    tracing::info!(node = node.name, ?labels, cordon, "node labelled");
     Ok(())
 }
 

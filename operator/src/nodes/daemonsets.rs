@@ -141,6 +141,21 @@ impl External<'_> {
     }
 }
 
+impl External<'_> {
+    /// Whether it requires a label that a node with these does not have at all.
+    #[must_use]
+    pub fn lacks_labels(&self, labels: &BTreeMap<String, String>) -> bool {
+        let affinity = self.pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+        let terms = required.into_iter().flat_map(|required| &required.node_selector_terms);
+        let expressions = terms.flat_map(|term| term.match_expressions.iter().flatten());
+        let by_affinity =
+            expressions.filter(|wanted| wanted.operator != "DoesNotExist").map(|wanted| &wanted.key);
+        let by_selector = self.pod.node_selector.iter().flatten().map(|(key, _)| key);
+        by_selector.chain(by_affinity).any(|key| !labels.contains_key(key))
+    }
+}
+
 fn term_matches(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let empty = term.match_expressions.is_none() && term.match_fields.is_none();
     let by_label = term

@@ -42,12 +42,22 @@ pub struct NodeInput<'a> {
     pub runs: &'a [Run],
     pub templates: &'a Templates,
     pub namespace: &'a str,
+    /// Nodes of its pool, without this one, on which a driver is being installed.
+    pub installing: u32,
+}
+
+/// Whether a driver is being installed on a node, or has failed there: it has no plugins.
+#[must_use]
+pub fn is_installing(node: &NodeView, runs: &[Run]) -> bool {
+    node.own_cordon || runs.iter().any(|run| run.phase != InstallPhase::Installed)
 }
 
 /// Changes to make for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePlan {
     pub labels: Labels,
+    /// Take no new pods: the driver is being installed.
+    pub cordon: bool,
     pub conditions: Vec<OperatorCondition>,
     pub install: Option<DriverInstall>,
     /// A pod of the installer to create.
@@ -127,7 +137,15 @@ fn final_labels(input: &NodeInput<'_>, desired: &Desired, conditions: &mut Vec<O
     let ours = input.node.labels.contains_key(names::RUN_NVIDIA);
     let unknown = nvidia.is_none() && !ours && input.node.has_whole_cards;
     let wants_nvidia = !desired.by_label && settings.plugin != PluginMode::Shared;
-    if wants_nvidia && nvidia.is_none() && !unknown {
+    // The GPU operator's DaemonSet comes to a new node once that has its labels.
+    let may_come = |set: &&External<'_>| {
+        set.roles.iter().any(|role| matches!(role, Role::NvidiaPlugin { .. }))
+            && set.lacks_labels(&as_labelled)
+    };
+    let awaited =
+        input.external.iter().find(may_come).filter(|_| nvidia.is_none() && !ours && input.node.is_new);
+    let awaited = awaited.filter(|_| wants_nvidia);
+    if wants_nvidia && nvidia.is_none() && !unknown && awaited.is_none() {
         labels.insert(names::RUN_NVIDIA, format!("{:?}", settings.plugin));
     } else if ours && nvidia.is_none() {
         labels.insert(names::RUN_NVIDIA, OFF.into());
@@ -143,6 +161,9 @@ fn final_labels(input: &NodeInput<'_>, desired: &Desired, conditions: &mut Vec<O
             .map(|set| format!("DaemonSet {}", set.name))
             .collect::<Vec<_>>();
     external.dedup();
+    external.extend(
+        awaited.map(|set| format!("DaemonSet {}, which may come once the new node is labelled", set.name)),
+    );
     if unknown_agent && has_agent {
         external.push("a plugin outside any DaemonSet that registers shares".into());
     }
@@ -210,13 +231,15 @@ fn driver_is_ready(input: &NodeInput<'_>, driver: &Driver, plan: &mut NodePlan) 
         run: input.runs.iter().find(|run| run.revision == revision),
         users,
         served,
+        may_begin: is_installing(input.node, input.runs) || input.installing < driver.max_unavailable.max(1),
     };
     let users = input.pods.map_or(0, |pods| {
         let whole = holders(input.shadow, |holder| !holder.is_share());
-        pods.legacy.max(whole) + pods.shared.max(holders(input.shadow, HolderStatus::is_share))
+        let shares = holders(input.shadow, HolderStatus::is_share);
+        pods.legacy.max(whole) + pods.shared.max(shares) + pods.unrequested
     });
     let (next, install) = step(&install(users, served()));
-    if matches!(next, Step::Install | Step::Withdraw | Step::InUse) && input.pods.is_none() {
+    if matches!(next, Step::Install | Step::Withdraw | Step::InUse | Step::Queue) && input.pods.is_none() {
         plan.count_pods = true;
         return false;
     }
@@ -230,20 +253,22 @@ fn driver_is_ready(input: &NodeInput<'_>, driver: &Driver, plan: &mut NodePlan) 
     plan.install = Some(install);
     match next {
         Step::Satisfied => return true,
-        Step::InUse => {}
-        Step::Withdraw | Step::Wait => withdraw(&mut plan.labels),
+        // A pod that came before the cordon is waited for behind it.
+        Step::InUse | Step::Queue => plan.cordon = input.node.own_cordon,
+        Step::Withdraw | Step::Wait => withdraw(plan),
         Step::Install => {
-            withdraw(&mut plan.labels);
+            withdraw(plan);
             plan.create = Some(pod);
         }
     }
     false
 }
 
-/// Removes everything from the node that uses the driver.
-fn withdraw(labels: &mut Labels) {
-    labels.retain(|key, _| [names::POOL, names::RUN_NVIDIA].contains(key));
-    pause_nvidia_plugin(labels);
+/// Removes everything from the node that uses the driver, and lets nothing new come.
+fn withdraw(plan: &mut NodePlan) {
+    plan.cordon = true;
+    plan.labels.retain(|key, _| [names::POOL, names::RUN_NVIDIA].contains(key));
+    pause_nvidia_plugin(&mut plan.labels);
 }
 
 /// Number of such holders that the node agent reports.

@@ -4,7 +4,7 @@ use super::{NodeView, OperatorCondition};
 use gpu_migrate_model::crd::{Driver, DriverInstall, GPUShadowStatus, InstallPhase};
 use gpu_migrate_model::hash::fnv1a;
 use gpu_migrate_model::names;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 
 /// Versions of driver and CUDA as the node agent reports them, else as NVIDIA's feature discovery labels the node.
 #[must_use]
@@ -119,6 +119,8 @@ pub enum Step {
     Satisfied,
     /// The plugins and the installer wait: the cards are in use.
     InUse,
+    /// Other nodes of the pool come first.
+    Queue,
     /// The plugins must be removed before the installer starts.
     Withdraw,
     Install,
@@ -134,9 +136,29 @@ pub struct InstallInput<'a> {
     pub revision: &'a str,
     pub recorded: Option<&'a DriverInstall>,
     pub run: Option<&'a Run>,
-    /// Pods of the node that hold or request cards.
+    /// Pods of the node that use cards.
     pub users: u32,
     pub served: bool,
+    /// Fewer nodes of its pool than `maxUnavailable` are without their plugins, or this one already is.
+    pub may_begin: bool,
+}
+
+/// Whether a pod uses cards without a request: it mounts their device files, or NVIDIA's runtime shows it cards.
+#[must_use]
+pub fn uses_cards_unrequested(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let is_privileged =
+        |c: &Container| c.security_context.as_ref().is_some_and(|security| security.privileged == Some(true));
+    let shown = |c: &Container| {
+        let variable = c.env.iter().flatten().find(|variable| variable.name == names::NVIDIA_VISIBLE_DEVICES);
+        let value = variable.and_then(|variable| variable.value.as_deref()).unwrap_or_default();
+        !["", "none", "void"].contains(&value)
+    };
+    let paths = spec.volumes.iter().flatten().filter_map(|volume| volume.host_path.as_ref());
+    let mut paths = paths.map(|host| host.path.trim_end_matches('/'));
+    let privileged = spec.containers.iter().any(is_privileged);
+    spec.containers.iter().any(shown)
+        || paths.any(|path| path.starts_with("/dev/nvidia") || (privileged && ["/dev", ""].contains(&path)))
 }
 
 /// The next step, and the record for the GPUShadow.
@@ -164,6 +186,14 @@ pub fn step(input: &InstallInput<'_>) -> (Step, DriverInstall) {
     if input.users > 0 {
         let why = format!("{} pods use cards on this node; no pod is evicted", input.users);
         (Step::InUse, waiting(&why))
+    } else if !input.may_begin {
+        (
+            Step::Queue,
+            waiting(&format!(
+                "maxUnavailable is {}: other nodes of the pool come first",
+                input.driver.max_unavailable
+            )),
+        )
     } else if input.served {
         (Step::Withdraw, waiting("waiting for the device plugins to stop"))
     } else {

@@ -33,6 +33,10 @@ pub struct NodeView {
     /// Those of [`LABELS`] that the operator has written, and may remove.
     pub own_labels: BTreeSet<String>,
     pub taints: Vec<Taint>,
+    /// The operator has cordoned it.
+    pub own_cordon: bool,
+    /// Its labels may not be complete: other components label a new node after a while.
+    pub is_new: bool,
     /// A plugin has registered whole cards with its kubelet, now or minutes ago.
     pub has_whole_cards: bool,
     /// A plugin has registered shares with its kubelet, now or minutes ago.
@@ -71,6 +75,8 @@ pub struct NodePods {
     pub agents: u32,
     /// The operator's copies of NVIDIA's plugin that register with the kubelet.
     pub direct_plugins: u32,
+    /// Using cards without a request: by the host's device files or by the variable of NVIDIA's runtime.
+    pub unrequested: u32,
 }
 
 /// The desired state of a node and where it is specified.

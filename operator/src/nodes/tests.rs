@@ -2,7 +2,7 @@
 
 use super::daemonsets::{Role, external, roles};
 use super::decide::{NodeInput, NodePlan, desired, plan, sets};
-use super::driver::{Run, matches};
+use super::driver::{Run, matches, uses_cards_unrequested};
 use super::templates::{Component, Templates, daemon_set, installer};
 use super::{Labels, NodePods, NodeView};
 use gpu_migrate_model::crd::{Driver, GPUConfigSpec, GPUShadowStatus, InstallPhase};
@@ -56,6 +56,7 @@ struct Case {
     pods: Option<NodePods>,
     runs: Vec<Run>,
     templates: Templates,
+    installing: u32,
 }
 
 impl Case {
@@ -71,6 +72,7 @@ impl Case {
             runs: &self.runs,
             templates: &self.templates,
             namespace: "sys",
+            installing: self.installing,
         })
     }
 }
@@ -408,6 +410,7 @@ fn versions_match_by_their_parts() {
         version: version.into(),
         cuda: cuda.map(Into::into),
         installer: None,
+        ..Driver::default()
     };
     let found = |version: &str, cuda: &str| (Some(version.to_owned()), Some(cuda.to_owned()));
     assert_eq!(matches(&driver("550", None), &found("550.54.15", "12.4")), Some(true));
@@ -503,6 +506,75 @@ fn a_driver_is_not_changed_under_running_pods() {
     let missing = case.plan(Some(&spec), &node(&[]));
     assert_eq!((shown(&missing.labels), missing.problem.is_some()), (vec![], true));
     assert_eq!(shown(&case.plan(Some(&spec), &node(&labels)).labels).len(), 3);
+}
+
+#[test]
+fn drivers_are_installed_on_a_few_nodes_at_a_time_behind_a_cordon() {
+    let spec = with_driver();
+    let labels = [(PLUGIN, "Bridged"), (AGENT, "none"), (NVIDIA, "Bridged")];
+    let mut case = with_installer();
+    case.shadow = Some(shadow(json!({"driverVersion": "535.1"})));
+    case.pods = Some(NodePods { agents: 1, ..NodePods::default() });
+    case.installing = 1;
+    let queued = case.plan(Some(&spec), &node(&labels));
+    assert_eq!((shown(&queued.labels).len(), queued.cordon), (3, false), "it keeps its plugins meanwhile");
+    assert!(conditions(&queued)[1].contains("maxUnavailable is 1: other nodes of the pool come first"));
+    case.installing = 0;
+    let begun = case.plan(Some(&spec), &node(&labels));
+    assert_eq!((shown(&begun.labels), begun.cordon), (vec![("run-nvidia-plugin", "Off")], true));
+    // One that has begun goes on whatever the others do.
+    case.installing = 1;
+    let cordoned = NodeView { own_cordon: true, ..node(&[(NVIDIA, "Off")]) };
+    case.pods = Some(NodePods { legacy: 1, ..NodePods::default() });
+    let late = case.plan(Some(&spec), &cordoned);
+    assert_eq!((late.create, late.cordon), (None, true), "a pod that came before the cordon is waited for");
+    case.pods = Some(NodePods::default());
+    let installing = case.plan(Some(&spec), &cordoned);
+    assert!(installing.create.is_some() && installing.cordon);
+    let (_, revision) = installer("driver.yaml", &case.templates, "550", "n", "sys").unwrap();
+    let run = |phase| Run { pod: "x".into(), revision: revision.clone(), phase, message: String::new() };
+    case.runs = vec![run(InstallPhase::Failed)];
+    assert!(case.plan(Some(&spec), &cordoned).cordon, "a node without a driver takes no pods");
+    case.runs = vec![run(InstallPhase::Installed)];
+    assert!(!case.plan(Some(&spec), &cordoned).cordon);
+    assert!(!case.plan(None, &cordoned).cordon, "nor one that is not managed any more");
+}
+
+#[test]
+fn a_pod_that_uses_cards_without_a_request_is_in_the_way_of_an_installer() {
+    let uses = |spec: Value| uses_cards_unrequested(&serde_json::from_value(json!({"spec": spec})).unwrap());
+    let with = |container: Value, path: &str| json!({"containers": [container], "volumes": [{"name": "v", "hostPath": {"path": path}}]});
+    let plain = json!({"name": "c"});
+    let privileged = json!({"name": "c", "securityContext": {"privileged": true}});
+    let shown =
+        |cards: &str| json!({"name": "c", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": cards}]});
+    assert!(uses(with(plain.clone(), "/dev/nvidia0")) && uses(with(privileged.clone(), "/dev/")));
+    assert!(uses(with(shown("all"), "/x")) && !uses(with(shown("void"), "/x")));
+    assert!(
+        !uses(with(plain.clone(), "/dev"))
+            && !uses(with(privileged, "/var"))
+            && !uses(json!({"containers": [plain]}))
+    );
+    let mut case = with_installer();
+    case.shadow = Some(shadow(json!({"driverVersion": "535.1"})));
+    case.pods = Some(NodePods { unrequested: 1, ..NodePods::default() });
+    let busy = case.plan(Some(&with_driver()), &node(&[(PLUGIN, "Bridged")]));
+    assert!(conditions(&busy)[1].contains("1 pods use cards on this node"), "{:?}", conditions(&busy));
+}
+
+#[test]
+fn on_a_new_node_the_plugin_whose_labels_may_still_come_is_waited_for() {
+    let mut pod = device_plugin(json!({"image": "k8s-device-plugin"}));
+    pod["nodeSelector"] = json!({"nvidia.com/gpu.deploy.device-plugin": "true"});
+    let sets = vec![set("nvidia-device-plugin-daemonset", pod)];
+    let case = Case { sets, pods: Some(NodePods::default()), ..Case::default() };
+    let spec = spec("Legacy", json!({}));
+    let at = |is_new| case.plan(Some(&spec), &NodeView { is_new, ..node(&[]) });
+    assert!(!at(true).labels.contains_key(NVIDIA));
+    assert!(conditions(&at(true))[0].contains("may come once the new node is labelled"));
+    assert_eq!(at(false).labels[NVIDIA], "Legacy");
+    let elsewhere = NodeView { is_new: true, ..node(&[("nvidia.com/gpu.deploy.device-plugin", "false")]) };
+    assert_eq!(case.plan(Some(&spec), &elsewhere).labels[NVIDIA], "Legacy", "kept off on purpose");
 }
 
 const AGENT_TEMPLATE: &str = "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: gpu-migrate-bridge}\nspec:\n  selector: {matchLabels: {a: b}}\n  template:\n    metadata: {labels: {a: b}}\n    spec: {containers: [{name: bridge, image: x}]}\n";
