@@ -16,6 +16,8 @@ pub const OPT_IN: &str = "gpu-migrate.io/opt-in";
 pub const OPT_OUT: &str = "gpu-migrate.io/opt-out";
 /// Pod label that the operator sets on a pod template: this workload's wave has come when it is `"true"`.
 pub const CONVERT: &str = "gpu-migrate.io/convert";
+/// Annotation that the operator sets on a pod template: which of the policy's recorded conversions its pods get.
+pub const CONVERSION: &str = "gpu-migrate.io/conversion";
 /// Pod or namespace label: the project it belongs to.
 pub const PROJECT: &str = "gpu-migrate.io/project";
 /// Namespace label: its pods belong to the namespace's project whatever their own label says when it is `"true"`.

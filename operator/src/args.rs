@@ -25,6 +25,12 @@ pub struct Args {
     /// Lease duration in seconds: another replica takes over when it was not renewed for so long.
     #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
     pub lease_seconds: u64,
+    /// CAs of a Prometheus that gates query over https, PEM; default: those of the system.
+    #[arg(long, env = "GPU_MIGRATE_PROMETHEUS_CA_FILE", value_name = "FILE")]
+    pub prometheus_ca_file: Option<PathBuf>,
+    /// Bearer token for that Prometheus; it is not sent over plain http.
+    #[arg(long, env = "GPU_MIGRATE_PROMETHEUS_TOKEN_FILE", value_name = "FILE")]
+    pub prometheus_token_file: Option<PathBuf>,
     /// Milliseconds between two looks at the policies; looks at a wave in progress are 2.5 times as far apart. For tests and the demo.
     #[arg(long, hide = true, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub interval_milliseconds: u64,

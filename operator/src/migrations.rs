@@ -1,9 +1,10 @@
 //! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered.
 
 use crate::metrics::{ActionLabels, Metrics, PolicyLabels};
+use crate::patches;
 use crate::project::{Listed, ListedPod, Observed, Workload, missing};
+use crate::query::Prometheus;
 use crate::waves::{Action, BlockingPod, Decision, Input, Key, step};
-use crate::{patches, query};
 use gpu_migrate_model::crd::{GPUMigration, GPUMigrationSpec};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::watch;
@@ -31,22 +32,36 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 
+/// The generation of a policy and when it got its last command.
+type Version = (Option<i64>, Option<String>);
+
+fn version(policy: &GPUMigration) -> Version {
+    let command = policy.status.as_ref().and_then(|status| status.command.as_ref());
+    (policy.metadata.generation, command.map(|command| command.at.clone()))
+}
+
 pub(crate) struct Migrations {
     client: Client,
     metrics: Metrics,
-    /// Last reconciled generation of each policy and when it is due again.
-    due: BTreeMap<String, (Option<i64>, Timestamp)>,
+    /// Last reconciled version of each policy and when it is due again.
+    due: BTreeMap<String, (Version, Timestamp)>,
     interval: Duration,
+    prometheus: Prometheus,
 }
 
 impl Migrations {
     pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        Self { client, metrics, due: BTreeMap::new(), interval: INTERVAL }
+        Self { client, metrics, due: BTreeMap::new(), interval: INTERVAL, prometheus: Prometheus::default() }
     }
 
     /// With another interval than two seconds; all others change in proportion.
     pub(crate) fn with_interval(self, interval: Duration) -> Self {
         Self { interval, ..self }
+    }
+
+    /// With a CA and a token for the queries of gates.
+    pub(crate) fn with_prometheus(self, prometheus: Prometheus) -> Self {
+        Self { prometheus, ..self }
     }
 
     /// Reconciles until it is dropped.
@@ -65,6 +80,7 @@ impl Migrations {
     pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<()> {
         let api = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
         let policies = watch::list(&api, &ListParams::default(), &self.metrics.skipped_objects).await?;
+        let policies = policies.into_iter().map(GPUMigration::in_force).collect::<Vec<_>>();
         self.due.retain(|name, _| {
             let exists = policies.iter().any(|policy| policy.name_any() == *name);
             if !exists {
@@ -76,7 +92,7 @@ impl Migrations {
         let due = policies
             .into_iter()
             .filter(|policy| match self.due.get(&policy.name_any()) {
-                Some((generation, at)) => *generation != policy.metadata.generation || *at <= now,
+                Some((seen, at)) => *seen != version(policy) || *at <= now,
                 None => true,
             })
             .collect::<Vec<_>>();
@@ -95,7 +111,7 @@ impl Migrations {
                 }
             };
             let requeue_after = requeue_after.mul_f64(self.interval.as_secs_f64() / INTERVAL.as_secs_f64());
-            self.due.insert(name, (policy.metadata.generation, now + requeue_after));
+            self.due.insert(name, (version(&policy), now + requeue_after));
         }
         Ok(())
     }
@@ -115,7 +131,7 @@ impl Migrations {
         };
         let mut decision = decide(None);
         if let (true, Some(asked)) = (decision.needs_query, &policy.spec.rollout.gate.query) {
-            decision = decide(Some(&query::evaluate(asked).await));
+            decision = decide(Some(&self.prometheus.evaluate(asked).await));
         }
         let missing = missing(&policy.spec, &seen);
         let name = policy.name_any();
@@ -144,8 +160,8 @@ impl Migrations {
 
     async fn act(&self, action: &Action, listed: &Listed, now: Timestamp) -> kube::Result<()> {
         let (key, verb) = match action {
-            Action::Convert(key) => (key, "convert"),
-            Action::RollBack(key) => (key, "roll_back"),
+            Action::Convert(key, _) => (key, "convert"),
+            Action::RollBack(key, _) => (key, "roll_back"),
             Action::DeletePod(key, pod) => return self.delete_pod(key, pod).await,
         };
         let patch = patches::action(action, listed.version(key), now);
@@ -247,6 +263,7 @@ async fn each<K: Clone + Debug + DeserializeOwned>(api: Api<K>, mut take: impl F
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpu_migrate_model::crd::{CommandAction, MigrationMode, MigrationPhase};
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::{Value, json};
@@ -375,5 +392,76 @@ mod tests {
         assert_eq!(written.lock().unwrap().len(), 1);
         migrations.reconcile_all(now + Duration::from_secs(31)).await.unwrap();
         assert_eq!(written.lock().unwrap().len(), 2);
+    }
+
+    /// What a GitOps controller does at each sync: it applies its manifests and takes back what differs in the fields that they have.
+    async fn sync(client: &Client, path: &str, kind: &str, object: &Value) {
+        let group_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
+        let mut object = object.clone();
+        (object["apiVersion"], object["kind"]) = (json!(group_version), json!(kind));
+        let path = format!("{path}?fieldManager=argocd-controller&force=true");
+        let request = Request::patch(path).header("content-type", "application/apply-patch+yaml");
+        client.request_text(request.body(serde_json::to_vec(&object).unwrap()).unwrap()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_self_healing_gitops_controller_reverts_neither_a_command_nor_a_wave() {
+        gpu_migrate_runtime::install_crypto_provider();
+        let running = gpu_migrate_sim::cluster::api::ApiServer::default();
+        let running = running.serve(0, tokio_util::sync::CancellationToken::new()).await.unwrap();
+        let client = running.client().unwrap();
+        let create = async |path: &str, object: Value| {
+            gpu_migrate_sim::cluster::json_client::create(&client, path, &object).await.unwrap();
+        };
+        for definition in gpu_migrate_model::crd::definitions() {
+            let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            create(path, serde_json::to_value(definition).unwrap()).await;
+        }
+        let mut in_git = cluster(json!({}));
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": in_git["namespaces"][0]["metadata"]});
+        create("/api/v1/namespaces", namespace).await;
+        let mut policy = in_git["gpumigrations"][0].take();
+        policy["metadata"] = json!({"name": "m"});
+        policy["spec"]["mode"] = json!("Audit");
+        policy["spec"]["rollout"]["gate"] = json!({"soakSeconds": 0});
+        policy.as_object_mut().unwrap().remove("status");
+        let mut deployment = in_git["deployments"][0].take();
+        deployment["metadata"] = json!({"name": "d", "namespace": "ns"});
+        deployment.as_object_mut().unwrap().remove("status");
+
+        let policies = Api::<GPUMigration>::all(client.clone());
+        let deployments = Api::<Deployment>::namespaced(client.clone(), "ns");
+        let mut migrations = Migrations::new(client.clone(), Metrics::default());
+        let mut now = Timestamp::from_second(1_800_000_000).unwrap();
+        let mut round = async || {
+            now += Duration::from_secs(31);
+            sync(&client, "/apis/gpu-migrate.io/v1alpha1/gpumigrations/m", "GPUMigration", &policy).await;
+            sync(&client, "/apis/apps/v1/namespaces/ns/deployments/d", "Deployment", &deployment).await;
+            let generation = deployments.get("d").await.unwrap().metadata.generation;
+            let ready = json!({"status": {"observedGeneration": generation, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}});
+            deployments.patch_status("d", &PatchParams::default(), &Patch::Merge(&ready)).await.unwrap();
+            migrations.reconcile_all(now).await.unwrap();
+            let labels = deployments.get("d").await.unwrap().spec.unwrap().template.metadata.unwrap().labels;
+            let phase = policies.get("m").await.unwrap().status.unwrap_or_default().phase;
+            (phase, labels.is_some_and(|labels| labels.contains_key(names::CONVERT)))
+        };
+        assert_eq!(round().await, (MigrationPhase::Idle, false));
+        let give = async |action: CommandAction, at: &str| {
+            let command = action.command(&policies.get("m").await.unwrap(), at.to_owned());
+            let patch = json!({"status": {"command": command}});
+            policies.patch_status("m", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        };
+        give(CommandAction::Start, "2026-01-01T00:00:00Z").await;
+        assert_eq!(round().await, (MigrationPhase::Running, true));
+        for _ in 0..3 {
+            assert_eq!(round().await, (MigrationPhase::Complete, true));
+        }
+        give(CommandAction::Undo, "2026-01-02T00:00:00Z").await;
+        assert_eq!(round().await, (MigrationPhase::RollingBack, false));
+        for _ in 0..3 {
+            assert_eq!(round().await, (MigrationPhase::Idle, false));
+        }
+        assert_eq!(policies.get("m").await.unwrap().spec.mode, MigrationMode::Audit, "Git's word");
     }
 }

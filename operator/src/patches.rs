@@ -15,13 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// since. An operator that was suspended for longer than its Lease cannot restart what its successor has restarted.
 #[must_use]
 pub fn action(action: &Action, version: Option<&str>, now: Timestamp) -> Value {
-    let (key, label) = match action {
-        Action::Convert(key) => (key, json!("true")),
-        Action::RollBack(key) | Action::DeletePod(key, _) => (key, Value::Null),
+    let (key, conversion) = match action {
+        Action::Convert(key, conversion) => (key, Some(conversion.as_str())),
+        Action::RollBack(key, former) => (key, former.as_deref()),
+        Action::DeletePod(key, _) => (key, None),
     };
     let template = json!({"metadata": {
-        "labels": {names::CONVERT: label},
-        "annotations": {"kubectl.kubernetes.io/restartedAt": now.to_string()},
+        "labels": {names::CONVERT: conversion.map(|_| "true")},
+        "annotations": {names::CONVERSION: conversion, "kubectl.kubernetes.io/restartedAt": now.to_string()},
     }});
     let mut patch = match key.kind.as_str() {
         "CronJob" => json!({"spec": {"jobTemplate": {"spec": {"template": template}}}}),
@@ -45,8 +46,8 @@ pub fn status(
 ) -> Value {
     let mut status = decision.status.clone();
     status.counts = counts;
-    // The webhook's.
-    status.accepted = None;
+    // The webhook's and the command line's.
+    (status.accepted, status.command) = (None, None);
     let ready = matches!(status.phase, MigrationPhase::Complete | MigrationPhase::Idle);
     let progressing = matches!(
         status.phase,
@@ -156,17 +157,25 @@ mod tests {
     #[test]
     fn converting_adds_the_label_and_rolling_back_removes_it() {
         let key = Key { kind: "Deployment".into(), namespace: "n".into(), name: "d".into() };
-        let convert = Action::Convert(key.clone());
+        let convert = Action::Convert(key.clone(), "3".into());
         let convert = action(&convert, Some("7"), now());
         assert_eq!(convert["metadata"]["resourceVersion"], "7", "only if it has not changed since");
         assert_eq!(
             convert["spec"]["template"]["metadata"]["labels"],
             json!({"gpu-migrate.io/convert": "true"})
         );
-        let back = Action::RollBack(key);
+        assert_eq!(convert["spec"]["template"]["metadata"]["annotations"]["gpu-migrate.io/conversion"], "3");
+        let former = action(&Action::RollBack(key.clone(), Some("2".into())), None, now());
+        assert_eq!(
+            former["spec"]["template"]["metadata"]["labels"],
+            json!({"gpu-migrate.io/convert": "true"})
+        );
+        assert_eq!(former["spec"]["template"]["metadata"]["annotations"]["gpu-migrate.io/conversion"], "2");
+        let back = Action::RollBack(key, None);
         let back = action(&back, None, now());
         assert_eq!(back["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": null}));
-        let cron = Action::Convert(Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() });
+        let cron = Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() };
+        let cron = Action::Convert(cron, "3".into());
         let cron = action(&cron, None, now());
         assert!(cron.pointer("/spec/jobTemplate/spec/template/metadata/labels").is_some());
     }

@@ -28,6 +28,7 @@ pub struct Workload {
     note: Option<String>,
     /// Its pods are replaced in order: one that is not ready keeps it from going on.
     ordered: bool,
+    replicas: u32,
 }
 
 /// What of a pod matters here. A namespace may have tens of thousands, so nothing else is kept.
@@ -40,6 +41,8 @@ pub struct ListedPod {
     controller: Option<OwnerReference>,
     /// Name of the policy that converted it.
     policy: Option<String>,
+    /// By an earlier generation of the policy than its conversion is of.
+    outdated: bool,
     whole_cards: bool,
     /// Most restarts of one of its containers.
     restarts: u32,
@@ -217,6 +220,14 @@ fn requests_whole_cards(pod: &Pod) -> bool {
     PodAsk::of(pod, &Dialect::default()).is_ok_and(|ask| ask.containers.iter().any(|c| c.demand.legacy > 0))
 }
 
+/// Whether a webhook that had not seen the newest `spec.convert` made the pod.
+fn is_outdated(annotations: Option<&Labels>) -> bool {
+    let generation = |text: &str| text.parse::<i64>().ok();
+    let wanted = annotations.and_then(|all| generation(all.get(names::CONVERSION)?));
+    let by = annotations.and_then(|all| generation(all.get(names::POLICY)?.rsplit_once('@')?.1));
+    wanted.zip(by).is_some_and(|(wanted, by)| by < wanted)
+}
+
 fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
@@ -255,6 +266,7 @@ impl ListedPod {
             controller: controller(&pod.metadata).cloned(),
             policy: policy
                 .map(|value| value.rsplit_once('@').map_or(value.as_str(), |(name, _)| name).to_owned()),
+            outdated: is_outdated(annotations),
             whole_cards,
             restarts: restarts.try_into().unwrap_or(0),
             ready,
@@ -310,15 +322,25 @@ impl Workload {
         self.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref()).unwrap_or(&NONE)
     }
 
+    fn pod(&self) -> Pod {
+        Pod { spec: self.template.spec.clone(), ..Pod::default() }
+    }
+
     /// It requests whole cards, or it is labelled.
     fn is_relevant(&self) -> bool {
-        let pod = Pod { spec: self.template.spec.clone(), ..Pod::default() };
-        is_labelled(self.labels()) || requests_whole_cards(&pod)
+        is_labelled(self.labels()) || requests_whole_cards(&self.pod())
+    }
+
+    /// Whole cards of all its pods.
+    fn cards(&self) -> u32 {
+        let ask = PodAsk::of(&self.pod(), &Dialect::default());
+        ask.map_or(0, |ask| ask.effective().legacy).saturating_mul(self.replicas)
     }
 
     /// As observed, with the pods of its namespace.
     fn observe(&self, pods: &[&ListedPod]) -> ObservedWorkload {
         let labelled = is_labelled(self.labels());
+        let annotations = self.template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
         let selector = Selector::try_from(self.selector.clone()).ok();
         let own =
             pods.iter().copied().filter(|pod| selector.as_ref().is_some_and(|s| s.matches(&pod.labels)));
@@ -332,9 +354,11 @@ impl Workload {
             management: self.management,
             note: self.note.clone(),
             labelled,
+            conversion: annotations.and_then(|all| all.get(names::CONVERSION).cloned()),
+            cards: self.cards(),
             rolled_out: self.rolled_out,
             restarts: converting.clone().map(|pod| pod.restarts).max().unwrap_or(0),
-            unconverted: count(converting.filter(|pod| pod.policy.is_none()).count()),
+            unconverted: count(converting.filter(|pod| pod.policy.is_none() || pod.outdated).count()),
             shared_pods: count(newest.iter().chain(&former).filter(|pod| pod.policy.is_some()).count()),
             trouble: newest.iter().find_map(|pod| pod.trouble.clone()),
             blocking: blocking
@@ -399,6 +423,7 @@ impl Workload {
             management,
             note,
             ordered: false,
+            replicas: wanted.try_into().unwrap_or(0),
         })
     }
 
@@ -425,6 +450,7 @@ impl Workload {
             management,
             note,
             ordered: spec.pod_management_policy.as_deref() != Some("Parallel"),
+            replicas: wanted.try_into().unwrap_or(0),
         })
     }
 
@@ -447,6 +473,7 @@ impl Workload {
             management,
             note,
             ordered: false,
+            replicas: wanted.try_into().unwrap_or(0),
         })
     }
 
@@ -468,6 +495,7 @@ impl Workload {
             management,
             note,
             ordered: false,
+            replicas: 1,
         })
     }
 }

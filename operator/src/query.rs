@@ -1,40 +1,69 @@
 //! A gate's Prometheus query: one instant query, whose largest value counts.
 
 use gpu_migrate_model::crd::GateQuery;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
-use hyper_util::rt::TokioExecutor;
-use serde_json::Value;
+use http::Request;
+use http_body_util::{BodyExt as _, Limited};
+use kube::client::Body;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// Sends the query. Plain HTTP: Prometheus is reached inside the cluster.
-pub(crate) async fn evaluate(query: &GateQuery) -> Result<f64, String> {
-    let address = address(query)?;
-    let client: Client<HttpConnector, Empty<&[u8]>> = Client::builder(TokioExecutor::new()).build_http();
-    let answer = async {
-        let response = client.get(address).await.map_err(|error| format!("{}: {error}", query.url))?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST_ANSWER)
-            .collect()
-            .await
-            .map_err(|error| format!("{}: {error}", query.url))?
-            .to_bytes();
-        if !status.is_success() {
-            return Err(format!("{}: status {status}: {}", query.url, String::from_utf8_lossy(&body)));
-        }
-        value(&body)
-    };
-    tokio::time::timeout(TIMEOUT, answer)
-        .await
-        .unwrap_or_else(|_| Err(format!("{}: no answer within {TIMEOUT:?}", query.url)))
+/// How Prometheus is reached. Both files are read again for each query.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Prometheus {
+    /// CAs that sign its certificate, PEM; the system's where there is none.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// The bearer token. It is sent over TLS only.
+    pub(crate) token_file: Option<PathBuf>,
 }
 
-fn address(query: &GateQuery) -> Result<http::Uri, String> {
-    if !query.url.starts_with("http://") {
-        return Err(format!("url {:?}: expected http://…", query.url));
+impl Prometheus {
+    /// Sends the query.
+    pub(crate) async fn evaluate(&self, query: &GateQuery) -> Result<f64, String> {
+        let answer = async {
+            let at = |error: &dyn Display| format!("{}: {error}", query.url);
+            let request = request(query)?;
+            let config = self.config(query).await.map_err(|error| at(&error))?;
+            let client = Client::try_from(config).map_err(|error| at(&error))?;
+            let response = client.send(request).await.map_err(|error| at(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect();
+            let body = body.await.map_err(|error| at(&error))?.to_bytes();
+            if !status.is_success() {
+                return Err(format!("{}: status {status}: {}", query.url, String::from_utf8_lossy(&body)));
+            }
+            value(&body)
+        };
+        tokio::time::timeout(TIMEOUT, answer)
+            .await
+            .unwrap_or_else(|_| Err(format!("{}: no answer within {TIMEOUT:?}", query.url)))
+    }
+
+    /// kube's client knows TLS and tokens that are renewed; Prometheus is one more server to it.
+    async fn config(&self, query: &GateQuery) -> Result<Config, Box<dyn std::error::Error + Send + Sync>> {
+        let token = self.token_file.as_ref().filter(|_| query.url.starts_with("https://"));
+        let kubeconfig: Kubeconfig = serde_json::from_value(json!({
+            "clusters": [{"name": "p", "cluster": {"server": query.url, "certificate-authority": self.ca_file}}],
+            "users": [{"name": "p", "user": {"tokenFile": token}}],
+            "contexts": [{"name": "p", "context": {"cluster": "p", "user": "p"}}],
+            "current-context": "p",
+        }))?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.proxy_url = None;
+        (config.connect_timeout, config.read_timeout) = (Some(TIMEOUT), Some(TIMEOUT));
+        Ok(config)
+    }
+}
+
+fn request(query: &GateQuery) -> Result<Request<Body>, String> {
+    if !query.url.starts_with("http://") && !query.url.starts_with("https://") {
+        return Err(format!("url {:?}: expected http://… or https://…", query.url));
     }
     let escaped = query
         .promql
@@ -46,9 +75,8 @@ fn address(query: &GateQuery) -> Result<http::Uri, String> {
             other => format!("%{other:02X}"),
         })
         .collect::<String>();
-    format!("{}/api/v1/query?query={escaped}", query.url.trim_end_matches('/'))
-        .parse()
-        .map_err(|error| format!("url {:?}: {error}", query.url))
+    let path = format!("/api/v1/query?query={escaped}");
+    Request::get(path).body(Body::empty()).map_err(|error| format!("query {:?}: {error}", query.promql))
 }
 
 /// The largest value of an answer, scalar or vector: one series that is too high fails the gate. An empty result is an error: a
@@ -93,17 +121,34 @@ mod tests {
         let query = GateQuery {
             url: "http://p:9090/".into(),
             promql: "sum(rate(x{a=\"b c\"}[5m]))".into(),
-            max: 0.0,
+            ..GateQuery::default()
         };
         assert_eq!(
-            address(&query).unwrap().to_string(),
-            "http://p:9090/api/v1/query?query=sum%28rate%28x%7Ba%3D%22b%20c%22%7D%5B5m%5D%29%29"
+            request(&query).unwrap().uri(),
+            "/api/v1/query?query=sum%28rate%28x%7Ba%3D%22b%20c%22%7D%5B5m%5D%29%29"
         );
-        assert!(
-            address(&GateQuery { url: "https://p".into(), ..query })
-                .unwrap_err()
-                .contains("expected http://")
-        );
+        let error = request(&GateQuery { url: "ftp://p".into(), ..query }).unwrap_err();
+        assert!(error.contains("expected http://"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_token_is_sent_over_tls_only_to_a_server_that_the_ca_vouches_for() {
+        gpu_migrate_runtime::install_crypto_provider();
+        let folder = tempfile::tempdir().unwrap();
+        let (ca_file, token_file) = (folder.path().join("ca.crt"), folder.path().join("token"));
+        std::fs::write(&token_file, "secret").unwrap();
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        std::fs::write(&ca_file, made.cert.pem()).unwrap();
+        let prometheus = Prometheus { ca_file: Some(ca_file), token_file: Some(token_file) };
+        let of = |url: &str| GateQuery { url: url.into(), promql: "up".into(), ..GateQuery::default() };
+        let token = |config: Config| config.auth_info.token_file;
+        let tls = prometheus.config(&of("https://127.0.0.1:1/prefix")).await.unwrap();
+        assert_eq!(tls.root_cert.as_ref().unwrap().len(), 1);
+        assert_eq!(tls.cluster_url.path(), "/prefix");
+        assert!(token(tls).is_some());
+        assert_eq!(token(prometheus.config(&of("http://127.0.0.1:1")).await.unwrap()), None);
+        let missing = Prometheus { ca_file: Some(folder.path().join("none")), token_file: None };
+        assert!(missing.evaluate(&of("https://127.0.0.1:1")).await.unwrap_err().contains("none"));
     }
 
     #[tokio::test]
@@ -115,10 +160,12 @@ mod tests {
             axum::routing::get(|| async { r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"7"]}]}}"# }),
         );
         let server = tokio::spawn(async move { axum::serve(listener, answers).await });
-        let query = GateQuery { url: url.clone(), promql: "up".into(), max: 0.0 };
-        assert_eq!(evaluate(&query).await, Ok(7.0));
+        let query = GateQuery { url: url.clone(), promql: "up".into(), ..GateQuery::default() };
+        gpu_migrate_runtime::install_crypto_provider();
+        let prometheus = Prometheus::default();
+        assert_eq!(prometheus.evaluate(&query).await, Ok(7.0));
         server.abort();
         let _ = server.await;
-        assert!(evaluate(&query).await.unwrap_err().starts_with(&url));
+        assert!(prometheus.evaluate(&query).await.unwrap_err().starts_with(&url));
     }
 }

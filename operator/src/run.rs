@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::metrics::Metrics;
+use crate::query::Prometheus;
 use crate::term::Term;
 use crate::{config, migrations::Migrations};
 use gpu_migrate_runtime::leader::{self, Candidate};
@@ -31,6 +32,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         identity,
         metrics_bind,
         lease_seconds,
+        prometheus_ca_file,
+        prometheus_token_file,
         interval_milliseconds,
         log_format: _,
     } = args;
@@ -50,6 +53,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let (elected, stop) = (CancellationToken::new(), tasks.stop());
     let migrations = Migrations::new(client.clone(), metrics.clone())
         .with_interval(Duration::from_millis(interval_milliseconds))
+        .with_prometheus(Prometheus { ca_file: prometheus_ca_file, token_file: prometheus_token_file })
         .run();
     tasks.spawn("GPUMigration loop", once_elected(elected.clone(), stop.clone(), migrations));
     let config = config::run(client, namespace.clone(), metrics.clone());

@@ -4,10 +4,11 @@
 
 use gpu_migrate_model::annotation::PolicyRef;
 use gpu_migrate_model::crd::{
-    Direction, GPUMigration, GPUMigrationSpec, MigrationMode, MultiCard, OnUnconvertible,
+    Convert, Direction, GPUMigration, GPUMigrationSpec, MigrationMode, MultiCard, OnUnconvertible,
 };
 use gpu_migrate_model::units::{Blocks, Cores};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use std::collections::BTreeMap;
 
 use crate::convert::{Conversion, Override, Ratio, is_gpu};
 use crate::policy::{Constant, Mode, Policies, Policy, Rollout, Scheduling, Settings};
@@ -68,13 +69,20 @@ fn accepted(migration: &GPUMigration) -> Option<GPUMigration> {
 /// # Errors
 /// The first field that makes no sense.
 pub fn compile(migration: &GPUMigration, settings: &Settings) -> Result<Policy, PolicyError> {
-    let spec = &migration.spec;
+    let spec = &migration.clone().in_force().spec;
     let reference = PolicyRef {
         name: migration.metadata.name.clone().unwrap_or_default(),
         generation: migration.metadata.generation.unwrap_or_default(),
     };
     check(&reference, spec)?;
-    let conversion = conversion(spec, settings)?;
+    let conversion = conversion(&spec.convert, settings)?;
+    let recorded = migration.status.iter().flat_map(|status| &status.conversions);
+    let former = recorded
+        .filter_map(|one| Some((one.id.clone(), one.value().filter(|value| *value != spec.convert)?)))
+        .filter_map(|(id, convert)| Some((id, self::conversion(&convert, settings).ok()?)))
+        .collect::<BTreeMap<_, _>>();
+    let by_product =
+        |conversion: &Conversion| conversion.overrides.iter().any(|layer| layer.product.is_some());
     let narrowed = spec.r#match.as_ref();
     let selector = narrowed.and_then(|narrowed| narrowed.pod_selector.clone());
     if let Some(selector) = &selector {
@@ -91,8 +99,9 @@ pub fn compile(migration: &GPUMigration, settings: &Settings) -> Result<Policy, 
             MigrationMode::Audit => Mode::Audit,
             MigrationMode::Enforce => Mode::Enforce,
         },
-        by_product: conversion.overrides.iter().any(|layer| layer.product.is_some()),
+        by_product: by_product(&conversion) || former.values().any(by_product),
         conversion,
+        former,
         scheduling: scheduling(spec)?,
         rollout: rollout(spec),
         deny_unconvertible: spec.on_unconvertible == OnUnconvertible::Deny,
@@ -117,8 +126,7 @@ fn check(reference: &PolicyRef, spec: &GPUMigrationSpec) -> Result<(), PolicyErr
     Ok(())
 }
 
-fn conversion(spec: &GPUMigrationSpec, settings: &Settings) -> Result<Conversion, PolicyError> {
-    let convert = &spec.convert;
+fn conversion(convert: &Convert, settings: &Settings) -> Result<Conversion, PolicyError> {
     check_ratio("spec.convert", Some(convert.cores_per_card), Some(convert.blocks_per_card))?;
     let mut overrides = Vec::with_capacity(convert.overrides.len());
     for (index, layer) in convert.overrides.iter().enumerate() {
@@ -137,7 +145,7 @@ fn conversion(spec: &GPUMigrationSpec, settings: &Settings) -> Result<Conversion
             blocks: layer.blocks_per_card.map(|blocks| blocks.0),
         });
     }
-    let mut mapped = std::collections::BTreeMap::new();
+    let mut mapped = BTreeMap::new();
     for (index, mapping) in convert.resources.iter().enumerate() {
         let field = format!("spec.convert.resources[{index}]");
         if mapping.name == settings.dialect.legacy || !is_gpu(&mapping.name, &settings.dialect) {
@@ -309,6 +317,25 @@ mod tests {
                 policies.iter().map(|policy| (policy.reference_text.as_str(), policy.mode)).collect();
             assert_eq!((found, bad.len()), (expected.into_iter().collect(), rejected), "{name}");
         }
+    }
+
+    #[test]
+    fn a_command_and_the_recorded_conversions_of_the_status_are_in_force() {
+        let audit = json!({"mode": "Audit"});
+        let status = json!({
+            "command": {"action": "Start", "at": "2026-01-01T00:00:00Z", "sets": {"mode": "Enforce"}, "replaces": audit},
+            "conversions": [{"id": "1", "convert": "{\"coresPerCard\": 100, \"blocksPerCard\": 42}"},
+                {"id": "2", "convert": "{\"coresPerCard\": 50, \"blocksPerCard\": 42}"}, {"id": "0", "convert": "?"}],
+        });
+        let migration = serde_json::from_value(
+            json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUMigration",
+            "metadata": {"name": "m", "generation": 2}, "status": status,
+            "spec": {"project": "p", "mode": "Audit", "convert": {"coresPerCard": 50, "blocksPerCard": 42}}}),
+        );
+        let policy = compile(&migration.unwrap(), &Settings::default()).unwrap();
+        assert_eq!(policy.mode, Mode::Enforce);
+        let former = policy.former.iter().map(|(id, former)| (id.as_str(), former.base.cores));
+        assert_eq!((former.collect::<Vec<_>>(), policy.conversion.base.cores), (vec![("1", 100)], 50));
     }
 
     #[test]

@@ -315,9 +315,12 @@ fn under_policy<'p>(
 /// A pod that asks for whole cards and is in the rollout.
 fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) -> Decision<'static> {
     let product = if policy.by_product { product(pod) } else { None };
+    // A workload whose wave has not come keeps its former ratio.
+    let former = pod.metadata.annotation(names::CONVERSION).and_then(|id| policy.former.get(id));
+    let conversion = former.unwrap_or(&policy.conversion);
     let mut conversions: Vec<(Place, &ContainerView<'_>, Conversions<'_>)> = Vec::new();
     for (place, container) in pod.containers() {
-        match policy.conversion.convert(container, product.as_deref()) {
+        match conversion.convert(container, product.as_deref()) {
             Ok(to) => conversions.push((place, container, to)),
             Err(error) => return unconvertible(policy, &error.to_string()),
         }

@@ -87,6 +87,8 @@ pub struct Policy {
     pub selector: Option<LabelSelector>,
     pub mode: Mode,
     pub conversion: Conversion,
+    /// Conversions that pods of workloads get whose wave has not come since `conversion` changed, by id.
+    pub former: BTreeMap<String, Conversion>,
     /// Whether any override depends on the card's product.
     pub by_product: bool,
     pub scheduling: Scheduling,

@@ -123,6 +123,25 @@ fn who_is_left_alone() {
 }
 
 #[test]
+fn a_pod_gets_the_conversion_that_its_template_was_labelled_with() {
+    let mut changed = policy("p", json!({"convert": {"coresPerCard": 50, "blocksPerCard": 42}}));
+    let status = json!({"conversions": [{"id": "1", "convert": "{\"coresPerCard\": 25, \"blocksPerCard\": 10}"},
+        {"id": "2", "convert": "{\"coresPerCard\": 50, \"blocksPerCard\": 42}"}]});
+    changed.status = serde_json::from_value(status).unwrap();
+    let cores = |id: &str| {
+        let mut pod = pod(json!({"containers": [container("main", gpu("1"))]}));
+        common::set(&mut pod, "/metadata/annotations/gpu-migrate.io~1conversion", json!(id));
+        let done = Case::new(pod).policies(vec![changed.clone()]).run();
+        done.pod["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"].clone()
+    };
+    assert_eq!(
+        [cores("1"), cores("2"), cores("0")],
+        ["25", "50", "50"],
+        "one that is not recorded gets the policy's"
+    );
+}
+
+#[test]
 fn both_kinds_in_one_pod_are_left_alone_with_a_warning() {
     let done = Case::new(pod(json!({
         "containers": [container("whole", gpu("1")), container("share", shares("50", "21"))],

@@ -7,12 +7,15 @@ use crate::style::counted;
 use anyhow::Context as _;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::card::CardState;
-use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow};
+use gpu_migrate_model::crd::{
+    CardStatus, CommandAction, GPUMigration, GPUShadow, MigrationMode, RolloutCommand,
+};
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{CORDONED_CARDS, Dialect, POLICY};
 use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_webhook::restore::restore;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
@@ -79,7 +82,8 @@ pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::
     let client: Client = args.cluster.client().await?;
     let policies = Api::<GPUMigration>::all(client.clone());
     let policy = policies.get(&args.policy).await.with_context(|| format!("GPUMigration {}", args.policy))?;
-    let (patch, what) = change(args.action, args.now, &policy).map_err(anyhow::Error::msg)?;
+    let (command, what) =
+        change(args.action, args.now, &policy, Timestamp::now()).map_err(anyhow::Error::msg)?;
     let mut lines = vec![format!("gpumigration/{}: {what}{}", args.policy, dry(args.change))];
     let undo = args.action == RolloutAction::Undo;
     if undo && let Ok(snapshot) = Snapshot::of_cards(&client).await {
@@ -92,41 +96,50 @@ pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::
     let manager = Some(MANAGER.to_owned());
     let params =
         PatchParams { field_manager: manager, dry_run: args.change.dry_run, ..PatchParams::default() };
-    let patched = policies.patch(&args.policy, &params, &Patch::Merge(&patch)).await;
+    // With the version that was read: the command depends on what is in force.
+    let patch =
+        json!({"metadata": {"resourceVersion": policy.resource_version()}, "status": {"command": command}});
+    let patched = policies.patch_status(&args.policy, &params, &Patch::Merge(&patch)).await;
     patched.with_context(|| format!("GPUMigration {}", args.policy))?;
     if asks && !args.change.dry_run {
         lines.push("next: gpu-migrate status; kubectl get gpumigrations -o wide -w".to_owned());
     }
     let value =
-        json!({"policy": args.policy, "spec": patch["spec"], "message": what, "dryRun": args.change.dry_run});
+        json!({"policy": args.policy, "command": command, "message": what, "dryRun": args.change.dry_run});
     Ok(report(args.output, out, &lines.join("\n"), value)?)
 }
 
-fn change(action: RolloutAction, now: bool, policy: &GPUMigration) -> Result<(Value, &'static str), String> {
+fn change(
+    action: RolloutAction,
+    now: bool,
+    policy: &GPUMigration,
+    at: Timestamp,
+) -> Result<(RolloutCommand, &'static str), String> {
     let waves = !policy.spec.rollout.waves.is_empty();
     if now && action != RolloutAction::Undo {
         return Err("--now: only with undo".to_owned());
     }
-    let spec = match action {
-        RolloutAction::Start => {
-            json!({"mode": "Enforce", "rollout": {"paused": false, "direction": "Forward"}})
+    if policy.spec.mode == MigrationMode::Off {
+        return Err(format!(
+            "GPUMigration {}: spec.mode is Off, which no command overrules; set it to Audit or Enforce first",
+            policy.name_any()
+        ));
+    }
+    let (command, message) = match (action, waves) {
+        (RolloutAction::Start, true) => {
+            (CommandAction::Start, "enforced; the operator starts the first wave")
         }
-        RolloutAction::Pause => json!({"rollout": {"paused": true}}),
-        RolloutAction::Resume => json!({"rollout": {"paused": false}}),
-        RolloutAction::Undo => {
-            let direction = if now { "RollbackNow" } else { "Rollback" };
-            json!({"rollout": {"paused": false, "direction": direction}})
+        (RolloutAction::Start, false) => (CommandAction::Start, "enforced; pods convert as they are created"),
+        (RolloutAction::Pause, _) => {
+            (CommandAction::Pause, "paused; converted workloads stay, no further one is restarted")
         }
-    };
-    let message = match (action, waves) {
-        (RolloutAction::Start, true) => "enforced; the operator starts the first wave",
-        (RolloutAction::Start, false) => "enforced; pods convert as they are created",
-        (RolloutAction::Pause, _) => "paused; converted workloads stay, no further one is restarted",
-        (RolloutAction::Resume, _) => "resumed",
+        (RolloutAction::Resume, _) => (CommandAction::Resume, "resumed"),
         (RolloutAction::Undo, true) if now => {
-            "the operator rolls every workload back to whole cards, all at once"
+            (CommandAction::UndoNow, "the operator rolls every workload back to whole cards, all at once")
         }
-        (RolloutAction::Undo, true) => "the operator rolls every workload back to whole cards",
+        (RolloutAction::Undo, true) => {
+            (CommandAction::Undo, "the operator rolls every workload back to whole cards")
+        }
         (RolloutAction::Undo, false) => {
             return Err(format!(
                 "GPUMigration {}: spec.rollout.waves is empty, so the operator has restarted nothing and there is nothing to undo. \
@@ -135,7 +148,7 @@ fn change(action: RolloutAction, now: bool, policy: &GPUMigration) -> Result<(Va
             ));
         }
     };
-    Ok((json!({"spec": spec}), message))
+    Ok((command.command(policy, at.to_string()), message))
 }
 
 /// What rolling a project back needs, and whether it is there.
@@ -242,12 +255,15 @@ mod tests {
     #[test]
     fn undo_without_waves_says_what_to_do_instead() {
         let mut policy = GPUMigration::new("m", Default::default());
+        let change = |action, now, policy: &GPUMigration| change(action, now, policy, Timestamp::UNIX_EPOCH);
+        assert!(change(RolloutAction::Start, false, &policy).unwrap_err().contains("spec.mode is Off"));
+        policy.spec.mode = MigrationMode::Audit;
         assert!(change(RolloutAction::Undo, false, &policy).unwrap_err().contains("kubectl rollout restart"));
         policy.spec.rollout.waves.push(Default::default());
-        let (patch, _) = change(RolloutAction::Undo, false, &policy).unwrap();
-        assert_eq!(patch, json!({"spec": {"rollout": {"paused": false, "direction": "Rollback"}}}));
-        let (patch, _) = change(RolloutAction::Undo, true, &policy).unwrap();
-        assert_eq!(patch["spec"]["rollout"]["direction"], "RollbackNow");
+        let (command, _) = change(RolloutAction::Undo, false, &policy).unwrap();
+        assert_eq!(command.action, CommandAction::Undo);
+        let (command, _) = change(RolloutAction::Undo, true, &policy).unwrap();
+        assert_eq!(command.action, CommandAction::UndoNow);
         assert!(change(RolloutAction::Start, true, &policy).unwrap_err().contains("only with undo"));
     }
 

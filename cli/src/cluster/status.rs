@@ -40,7 +40,7 @@ pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> 
     }
     let value = json!({
         "nodes": shadows.iter().map(|s| json!({"name": s.name_any(), "status": s.status})).collect::<Vec<Value>>(),
-        "projects": snapshot.migrations.iter().map(|m| json!({"name": m.name_any(), "project": m.spec.project, "mode": m.spec.mode, "status": m.status})).collect::<Vec<Value>>(),
+        "projects": snapshot.migrations.iter().map(|m| json!({"name": m.name_any(), "project": m.spec.project, "mode": m.settings().mode, "status": m.status})).collect::<Vec<Value>>(),
     });
     Answer { text, value, exit: Exit::Done }
 }
@@ -150,7 +150,7 @@ fn projects(migrations: &[GPUMigration]) -> String {
         rows.push(vec![
             migration.name_any(),
             migration.spec.project.clone(),
-            format!("{:?}", migration.spec.mode),
+            format!("{:?}", migration.settings().mode),
             format!("{:?}", status.phase),
             wave,
             status.counts.converted.to_string(),

@@ -32,7 +32,7 @@ pub(super) fn waves(
         return BTreeMap::new();
     }
     let mut listed = listed(manifests, namespaces, default_namespace);
-    listed.policies = migrations.iter().map(|one| (one.name_any(), one.spec.clone())).collect();
+    listed.policies = migrations.iter().map(|one| (one.name_any(), one.clone().in_force().spec)).collect();
     let mut found = BTreeMap::new();
     for migration in migrations {
         let waves = &migration.spec.rollout.waves;
@@ -40,7 +40,7 @@ pub(super) fn waves(
             continue;
         }
         let seen = listed.of_policy(&migration.name_any()).workloads;
-        let assigned = assign(waves, &seen, &GPUMigrationStatus::default());
+        let assigned = assign(&migration.spec.rollout, &seen, &GPUMigrationStatus::default());
         for one in seen {
             let wave = match (one.management, assigned.get(&one.key)) {
                 (Management::Unmanaged | Management::Manual, _) => WaveOf::ByHand,

@@ -26,6 +26,7 @@ use crate::units::{Blocks, Cores};
     doc = "Moves one project from whole cards to shares: which pods, how their requests are converted, how fast.",
     printcolumn(name = "Project", type_ = "string", json_path = ".spec.project"),
     printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode"),
+    printcolumn(name = "Command", type_ = "string", json_path = ".status.command.action"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Wave", type_ = "integer", json_path = ".status.wave"),
     printcolumn(name = "Converted", type_ = "integer", json_path = ".status.counts.converted"),
@@ -61,6 +62,92 @@ pub struct GPUMigrationSpec {
     /// What happens to a pod whose request cannot be converted.
     #[serde(default)]
     pub on_unconvertible: OnUnconvertible,
+}
+
+impl GPUMigration {
+    /// Mode, pause and direction in force: those of the last command, until the spec says something else than when it was given.
+    #[must_use]
+    pub fn settings(&self) -> RolloutSettings {
+        let own = RolloutSettings::of(&self.spec);
+        let command = self.status.as_ref().and_then(|status| status.command.as_ref());
+        // "Off" is never overruled: whoever writes it means it.
+        let holds = |command: &&RolloutCommand| command.replaces == own && own.mode != MigrationMode::Off;
+        command.filter(holds).map_or(own, |command| command.sets)
+    }
+
+    /// The policy as it is in force.
+    #[must_use]
+    pub fn in_force(mut self) -> Self {
+        let settings = self.settings();
+        self.spec.mode = settings.mode;
+        self.spec.rollout.paused = settings.paused;
+        self.spec.rollout.direction = settings.direction;
+        self
+    }
+}
+
+/// What a command changes of a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RolloutSettings {
+    /// As `spec.mode`.
+    pub mode: MigrationMode,
+    /// As `spec.rollout.paused`.
+    pub paused: bool,
+    /// As `spec.rollout.direction`.
+    pub direction: Direction,
+}
+
+impl RolloutSettings {
+    fn of(spec: &GPUMigrationSpec) -> Self {
+        Self { mode: spec.mode, paused: spec.rollout.paused, direction: spec.rollout.direction }
+    }
+}
+
+/// A command to a rollout. It is in the status, a subresource: a controller that applies the policy from Git does not revert it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutCommand {
+    /// What was asked for.
+    pub action: CommandAction,
+    /// When, RFC 3339. A failed wave is retried by a newer command.
+    pub at: String,
+    /// In force instead of the spec's.
+    pub sets: RolloutSettings,
+    /// The spec's when the command was given. Once the spec differs, the spec is in force.
+    pub replaces: RolloutSettings,
+}
+
+/// What a command asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum CommandAction {
+    /// Enforce the policy.
+    #[default]
+    Start,
+    /// Start nothing new.
+    Pause,
+    /// Continue.
+    Resume,
+    /// Return every workload to whole cards, `maxUnavailable` at a time.
+    Undo,
+    /// All of them at once.
+    UndoNow,
+}
+
+impl CommandAction {
+    /// The command to a policy, given at `at`.
+    #[must_use]
+    pub fn command(self, policy: &GPUMigration, at: String) -> RolloutCommand {
+        let now = policy.settings();
+        let sets = match self {
+            Self::Start => RolloutSettings { mode: MigrationMode::Enforce, ..RolloutSettings::default() },
+            Self::Pause => RolloutSettings { paused: true, ..now },
+            Self::Resume => RolloutSettings { paused: false, ..now },
+            Self::Undo => RolloutSettings { paused: false, direction: Direction::Rollback, ..now },
+            Self::UndoNow => RolloutSettings { paused: false, direction: Direction::RollbackNow, ..now },
+        };
+        RolloutCommand { action: self, at, sets, replaces: RolloutSettings::of(&policy.spec) }
+    }
 }
 
 /// Whether a policy acts.
@@ -272,6 +359,8 @@ pub struct Rollout {
     /// Workloads that restart at a time.
     #[schemars(range(min = 1))]
     pub max_unavailable: u32,
+    /// What the percentages of waves count.
+    pub percent_of: PercentOf,
     /// What happens to a workload that is not ready before it is converted.
     pub on_unready: OnUnready,
     /// What must hold after each wave.
@@ -287,6 +376,7 @@ impl Default for Rollout {
             direction: Direction::Forward,
             waves: Vec::new(),
             max_unavailable: 1,
+            percent_of: PercentOf::Workloads,
             on_unready: OnUnready::Skip,
             gate: Gate::default(),
         }
@@ -316,6 +406,16 @@ pub enum Direction {
     RollbackNow,
 }
 
+/// What the percentages of waves count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum PercentOf {
+    /// Workloads, whatever their size.
+    #[default]
+    Workloads,
+    /// The whole cards that their pods request, all replicas together. A wave ends with the workload that reaches its percentage.
+    Cards,
+}
+
 /// What happens to a workload that is not ready before it is converted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum OnUnready {
@@ -334,7 +434,7 @@ pub enum OnUnready {
     {"rule": "!has(self.percent) || (self.percent >= 0 && self.percent <= 100)", "message": "percent must be from 0 to 100"},
 ]))]
 pub struct Wave {
-    /// Share of the project's workloads that have moved once this wave is done.
+    /// Share of the project's workloads, or of their cards (`percentOf`), that have moved once this wave is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent: Option<u32>,
     /// Workloads by name: `Deployment/namespace/name`.
@@ -364,15 +464,49 @@ impl Default for Gate {
 }
 
 /// A Prometheus query as a gate.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GateQuery {
-    /// Address of the Prometheus API, `http://prometheus.monitoring:9090`.
+    /// Address of the Prometheus API, `http://prometheus.monitoring:9090`. For `https://` the operator has the CA and the token of
+    /// its flags `--prometheus-ca-file` and `--prometheus-token-file`.
     pub url: String,
     /// The query; its largest value counts.
     pub promql: String,
     /// The largest value that passes.
     pub max: f64,
+    /// It is asked at this interval while the wave soaks, in seconds, and once more at the end.
+    #[serde(default = "query_interval")]
+    #[schemars(range(min = 5))]
+    pub interval_seconds: u32,
+    /// So many answers above `max` are tolerated in a wave; the last one must not be above it.
+    #[serde(default)]
+    pub failure_limit: u32,
+}
+
+impl Default for GateQuery {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            promql: String::new(),
+            max: 0.0,
+            interval_seconds: query_interval(),
+            failure_limit: 0,
+        }
+    }
+}
+
+fn query_interval() -> u32 {
+    30
+}
+
+/// The answers of a gate's query in the current wave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct QueryStatus {
+    /// When it was asked last, RFC 3339.
+    pub asked_at: String,
+    /// How many answers were above the limit.
+    pub failures: u32,
 }
 
 /// Where a migration is.
@@ -396,6 +530,13 @@ pub struct GPUMigrationStatus {
     /// Since when a workload of the current wave is not ready any more, RFC 3339: the soak does not count this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unready_since: Option<String>,
+    /// The gate's query in the current wave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query: Option<QueryStatus>,
+    /// Values of `spec.convert` that pod templates were converted with; the last one is what the waves convert to. A pod gets the
+    /// one that its annotation `gpu-migrate.io/conversion` names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conversions: Vec<RecordedConversion>,
     /// The project's pods by kind.
     pub counts: Counts,
     /// The project's workloads: all that the operator restarts, and the first 100 of the others.
@@ -404,6 +545,12 @@ pub struct GPUMigrationStatus {
     /// Workloads that the operator does not restart and that are not in `workloads`.
     #[serde(skip_serializing_if = "is_zero")]
     pub unlisted: u32,
+    /// The last command to the rollout. Written by `gpu-migrate rollout`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<RolloutCommand>,
+    /// `command.at` of the command that the operator has seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_command: Option<String>,
     /// The newest spec that the webhook could use: in force while a newer one is invalid. Written by the webhook.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<AcceptedSpec>,
@@ -416,6 +563,24 @@ pub struct GPUMigrationStatus {
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// A former or present value of `spec.convert`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecordedConversion {
+    /// Generation of the policy in which the operator saw it first, as in the annotation.
+    pub id: String,
+    /// `spec.convert` as JSON.
+    pub convert: String,
+}
+
+impl RecordedConversion {
+    /// The value, unless it is not of this version's form.
+    #[must_use]
+    pub fn value(&self) -> Option<Convert> {
+        serde_json::from_str(&self.convert).ok()
+    }
 }
 
 /// A spec that the webhook could use.
@@ -479,6 +644,12 @@ pub struct WorkloadStatus {
     /// Why, where that is not plain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The conversion that it had before its wave, by id; absent: whole cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<String>,
+    /// How often its pod template was labelled since the policy was edited.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
 }
 
 /// Where a workload of a migration is.
@@ -493,10 +664,61 @@ pub enum WorkloadState {
     Ready,
     /// Not ready when its wave came; converted once it is ready.
     Skipped,
-    /// Rolled back to whole cards.
+    /// Rolled back to what it had before its wave.
     RolledBack,
-    /// Rolled back to whole cards, and not ready for `readyWithinSeconds` since.
+    /// Rolled back, and not ready for `readyWithinSeconds` since.
     NotReady,
     /// Not restarted by the operator (bare pods, Jobs); it converts when it is recreated.
     Unmanaged,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(mode: MigrationMode) -> GPUMigration {
+        GPUMigration::new("m", GPUMigrationSpec { project: "p".into(), mode, ..GPUMigrationSpec::default() })
+    }
+
+    fn tell(policy: &mut GPUMigration, action: CommandAction) {
+        let command = action.command(policy, "2026-01-01T00:00:00Z".into());
+        policy.status.get_or_insert_default().command = Some(command);
+    }
+
+    #[test]
+    fn a_command_is_in_force_until_the_spec_is_edited() {
+        let mut policy = policy(MigrationMode::Audit);
+        let settings = |mode, paused, direction| RolloutSettings { mode, paused, direction };
+        use Direction::{Forward, Rollback, RollbackNow};
+        use MigrationMode::{Audit, Enforce, Off};
+        assert_eq!(policy.settings(), settings(Audit, false, Forward));
+        for (action, expected) in [
+            (CommandAction::Start, settings(Enforce, false, Forward)),
+            (CommandAction::Pause, settings(Enforce, true, Forward)),
+            (CommandAction::Resume, settings(Enforce, false, Forward)),
+            (CommandAction::Undo, settings(Enforce, false, Rollback)),
+            (CommandAction::Pause, settings(Enforce, true, Rollback)),
+            (CommandAction::UndoNow, settings(Enforce, false, RollbackNow)),
+            (CommandAction::Start, settings(Enforce, false, Forward)),
+        ] {
+            tell(&mut policy, action);
+            assert_eq!(policy.settings(), expected, "{action:?}");
+        }
+        // Other fields may change: a GitOps controller that applies the same three does not end the command.
+        policy.spec.convert.blocks_per_card = Blocks(7);
+        assert_eq!(policy.clone().in_force().spec.mode, Enforce);
+        // An edit of one of the three does.
+        let mut edited = policy.clone();
+        edited.spec.rollout.paused = true;
+        assert_eq!(edited.settings(), settings(Audit, true, Forward));
+        policy.spec.mode = Off;
+        assert_eq!(policy.settings(), settings(Off, false, Forward));
+    }
+
+    #[test]
+    fn off_is_never_overruled() {
+        let mut policy = policy(MigrationMode::Off);
+        tell(&mut policy, CommandAction::Start);
+        assert_eq!(policy.settings().mode, MigrationMode::Off);
+    }
 }

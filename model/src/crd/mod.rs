@@ -13,9 +13,10 @@ pub use config::{
     PluginMode, PoolStatus, Quota,
 };
 pub use migration::{
-    AcceptedSpec, Convert, Counts, Direction, GPUMigration, GPUMigrationSpec, GPUMigrationStatus, Gate,
-    GateQuery, Match, MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit, OnUnconvertible, OnUnready,
-    Override, ResourceMapping, Rollout, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState,
+    AcceptedSpec, CommandAction, Convert, Counts, Direction, GPUMigration, GPUMigrationSpec,
+    GPUMigrationStatus, Gate, GateQuery, Match, MigrationMode, MigrationPhase, MultiCard, NodeSelectorEdit,
+    OnUnconvertible, OnUnready, Override, PercentOf, QueryStatus, RecordedConversion, ResourceMapping,
+    Rollout, RolloutCommand, RolloutSettings, RolloutUnit, Scheduling, TolerationsEdit, Wave, WorkloadState,
     WorkloadStatus, specificity,
 };
 pub use shadow::{

@@ -1,22 +1,33 @@
 //! Which workload moves in which wave.
 
 use super::{Key, Management, ObservedWorkload};
-use gpu_migrate_model::crd::{GPUMigrationStatus, Wave};
+use gpu_migrate_model::crd::{GPUMigrationStatus, PercentOf, Rollout, Wave};
 use gpu_migrate_model::hash::fnv1a;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The wave of each workload that moves, from 1. Workloads that no wave reaches are not in it.
 ///
-/// A named workload goes to the wave that names it. A percentage counts all workloads that can be converted, in an order that
-/// depends on their names alone. A workload of a wave that is over or in progress keeps it, whatever is created or deleted; a new
+/// A named workload goes to the wave that names it. A percentage counts all workloads that can be converted, or their cards, in an
+/// order that depends on their names alone. A workload of a wave that is over or in progress keeps it, whatever is created or deleted; a new
 /// one never joins a wave that is over.
 #[must_use]
-pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationStatus) -> BTreeMap<Key, u32> {
-    let movable = seen
+pub fn assign(
+    rollout: &Rollout,
+    seen: &[ObservedWorkload],
+    status: &GPUMigrationStatus,
+) -> BTreeMap<Key, u32> {
+    let waves = &rollout.waves;
+    let weight = |one: &ObservedWorkload| match rollout.percent_of {
+        PercentOf::Workloads => 1,
+        PercentOf::Cards => u64::from(one.cards),
+    };
+    let weights = seen
         .iter()
         .filter(|one| one.management == Management::Restart)
-        .map(|one| &one.key)
-        .collect::<BTreeSet<_>>();
+        .map(|one| (&one.key, weight(one)))
+        .collect::<BTreeMap<_, _>>();
+    let all = weights.values().sum::<u64>();
+    let movable = weights.keys().copied().collect::<BTreeSet<_>>();
     let current = status.wave.unwrap_or(1);
     let mut assigned = still_assigned(waves, &movable, status, current);
     let mut waiting = movable.iter().filter(|key| !assigned.contains_key(**key)).copied().collect::<Vec<_>>();
@@ -37,10 +48,18 @@ pub fn assign(waves: &[Wave], seen: &[ObservedWorkload], status: &GPUMigrationSt
             });
         }
         if let Some(percent) = wave.percent.filter(|_| number >= current) {
-            let target = (movable.len() * percent.min(100) as usize).div_ceil(100);
-            let there = assigned.values().filter(|wave| **wave <= number).count();
-            let take = target.saturating_sub(there).min(waiting.len());
-            assigned.extend(waiting.drain(..take).map(|key| (key.clone(), number)));
+            let target = (all * u64::from(percent.min(100))).div_ceil(100);
+            let reached = assigned.iter().filter(|(_, wave)| **wave <= number);
+            let mut there = reached.filter_map(|(key, _)| weights.get(key)).sum::<u64>();
+            let more = |key: &&Key| {
+                // What weighs nothing (replicas 0) goes with the last percentage.
+                let take = there < target || percent >= 100;
+                there += weights.get(key).copied().unwrap_or(0);
+                take
+            };
+            let taken = waiting.iter().copied().take_while(more).collect::<Vec<_>>();
+            waiting.drain(..taken.len());
+            assigned.extend(taken.into_iter().map(|key| (key.clone(), number)));
         }
     }
     assigned

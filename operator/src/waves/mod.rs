@@ -71,6 +71,10 @@ pub struct ObservedWorkload {
     pub note: Option<String>,
     /// Its pod template has the label `gpu-migrate.io/convert`.
     pub labelled: bool,
+    /// The recorded conversion that its pod template names, by id.
+    pub conversion: Option<String>,
+    /// Whole cards that its template requests, all replicas together.
+    pub cards: u32,
     /// Its controller has seen its spec, and all its pods are of the newest template and ready.
     pub rolled_out: bool,
     /// Most restarts of one container of its newest pods.
@@ -138,10 +142,10 @@ pub(crate) fn workloads(count: usize) -> String {
 /// A change of a workload; idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Add the label to its pod template.
-    Convert(Key),
-    /// Remove the label from its pod template.
-    RollBack(Key),
+    /// Add the label to its pod template, and the recorded conversion that its pods get.
+    Convert(Key, String),
+    /// Back to the conversion that it had before; `None`: remove the label from its pod template.
+    RollBack(Key, Option<String>),
     /// Delete a pod of an ordered StatefulSet that was rolled back and waits for it.
     DeletePod(Key, BlockingPod),
 }

@@ -4,7 +4,7 @@ use super::gate::{self, Answer, Verdict};
 use super::{Action, Decision, Key, Management, ObservedWorkload, assign, first_three, workloads};
 use gpu_migrate_model::crd::{
     Direction, GPUMigrationSpec, GPUMigrationStatus, MigrationMode, MigrationPhase as Phase, OnUnready,
-    WorkloadState, WorkloadStatus,
+    RecordedConversion, WorkloadState, WorkloadStatus,
 };
 use gpu_migrate_model::names;
 use jiff::Timestamp;
@@ -16,6 +16,8 @@ pub(super) const REQUEUE: Duration = Duration::from_secs(5);
 /// Workloads that the operator does not restart, listed in the status. Those that it restarts are all listed: the status
 /// remembers their waves.
 const LISTED: usize = 100;
+/// So often a workload is labelled; then something else removes the label each time.
+const ATTEMPTS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
@@ -31,13 +33,61 @@ pub struct Input<'a> {
 
 #[must_use]
 pub fn step(input: Input<'_>) -> Decision {
-    let mut machine = Machine::new(input);
+    let target = Target::of(&input);
+    // Going forward, a workload with a former conversion is one whose wave has not come yet.
+    let seen = input.seen.iter().map(|one| {
+        let reached = one.conversion.is_none() || target.id.is_none() || one.conversion == target.id;
+        ObservedWorkload { labelled: one.labelled && reached, ..one.clone() }
+    });
+    let seen = seen.collect::<Vec<_>>();
+    let mut machine = Machine::new(Input { seen: &seen, ..input }, input.seen, target);
     machine.advance();
     machine.finish()
 }
 
+/// What the waves convert to.
+struct Target {
+    /// `None` on the way back: every conversion is one to take back.
+    id: Option<String>,
+    conversions: Vec<RecordedConversion>,
+    /// `spec.convert` has changed since the last wave.
+    changed: bool,
+}
+
+impl Target {
+    fn of(Input { spec, generation, status, .. }: &Input<'_>) -> Self {
+        let mut conversions = status.conversions.clone();
+        if spec.rollout.direction != Direction::Forward {
+            return Self { id: None, conversions, changed: false };
+        }
+        let enforced = spec.mode == MigrationMode::Enforce && !spec.rollout.waves.is_empty();
+        // A wave that has failed is taken back first.
+        let takes_back = status.phase == Phase::RollingBack && status.wave.is_some();
+        let former = conversions.last().map(|last| last.id.clone());
+        if !enforced || spec.rollout.paused || takes_back {
+            return Self { id: former, conversions, changed: false };
+        }
+        let known = conversions.iter().position(|one| one.value().as_ref() == Some(&spec.convert));
+        let target = match known {
+            Some(index) => conversions.remove(index),
+            None => RecordedConversion {
+                id: generation.to_string(),
+                convert: serde_json::to_string(&spec.convert).unwrap_or_default(),
+            },
+        };
+        let id = Some(target.id.clone());
+        conversions.push(target);
+        Self { changed: former.is_some() && former != id && status.wave.is_some(), id, conversions }
+    }
+}
+
 struct Machine<'a> {
+    /// With `labelled` for those alone that have the target's conversion.
     input: Input<'a>,
+    /// As they are in the cluster.
+    raw: &'a [ObservedWorkload],
+    target: Target,
+    edited: bool,
     waves: BTreeMap<Key, u32>,
     status: GPUMigrationStatus,
     message: String,
@@ -51,11 +101,21 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    fn new(input: Input<'a>) -> Self {
-        let waves = assign(&input.spec.rollout.waves, input.seen, input.status);
-        let status = input.status.clone();
+    fn new(input: Input<'a>, raw: &'a [ObservedWorkload], target: Target) -> Self {
+        let mut status = input.status.clone();
+        if target.changed {
+            status.wave = Some(1);
+        }
+        let waves = assign(&input.spec.rollout, input.seen, &status);
+        let commanded = status.command.as_ref().map(|command| command.at.clone());
+        let edited =
+            status.observed_generation != Some(input.generation) || status.observed_command != commanded;
+        (status.observed_generation, status.observed_command) = (Some(input.generation), commanded);
         Self {
             input,
+            raw,
+            target,
+            edited,
             waves,
             status,
             message: String::new(),
@@ -69,9 +129,7 @@ impl<'a> Machine<'a> {
     }
 
     fn advance(&mut self) {
-        let Input { spec, generation, .. } = self.input;
-        let edited = self.status.observed_generation != Some(generation);
-        self.status.observed_generation = Some(generation);
+        let Input { spec, .. } = self.input;
         if spec.rollout.direction != Direction::Forward {
             return self.roll_back_project();
         }
@@ -93,9 +151,19 @@ impl<'a> Machine<'a> {
             self.message = format!("paused in wave {}", self.wave_number());
             return;
         }
+        if self.target.changed {
+            self.begin(1);
+            self.event = Some((
+                "ConversionChanged",
+                format!("spec.convert has changed: {} started", self.wave_title()),
+            ));
+            return;
+        }
         match self.status.phase {
             Phase::RollingBack if failing => self.roll_back_wave(),
-            Phase::Failed if !edited => self.message = "a wave failed; edit the policy to retry".into(),
+            Phase::Failed if !self.edited => {
+                self.message = "a wave failed; to retry edit the policy or start the rollout again".into()
+            }
             Phase::Gating => self.check_gate(),
             Phase::Running => self.run(),
             Phase::Complete => self.stay_complete(),
@@ -111,7 +179,7 @@ impl<'a> Machine<'a> {
         let how = if self.status.phase == Phase::Paused { "resumed" } else { "started" };
         self.status.wave = Some(wave);
         self.status.wave_started_at = Some(self.input.now.to_string());
-        (self.status.ready_at, self.status.unready_since) = (None, None);
+        (self.status.ready_at, self.status.unready_since, self.status.query) = (None, None, None);
         self.status.phase = Phase::Running;
         let reason = if how == "resumed" { "WaveResumed" } else { "WaveStarted" };
         self.event = Some((reason, format!("{} {how}", self.wave_title())));
@@ -141,14 +209,20 @@ impl<'a> Machine<'a> {
             let first = unready.iter().find(|one| self.waves.get(&one.key) == Some(&self.wave()));
             return match first.filter(|_| !late) {
                 Some(first) => {
-                    self.message += &format!("; waiting for {}", first.described());
+                    self.message += &format!("; waiting for {}", self.described(first));
                 }
                 None => self.soak_or_hold(),
             };
         }
-        let free = (rollout.max_unavailable.max(1) as usize).saturating_sub(restarting.len());
+        // Those that still restart for the conversion of before take room too, as long as they may become ready.
+        let former =
+            |one: &&ObservedWorkload| one.labelled && one.conversion != self.target.id && !one.rolled_out;
+        let late = gate::is_late(&rollout.gate, progress, self.input.now);
+        let former = self.raw.iter().filter(former).filter(|one| one.conversion.is_some() && !late).count();
+        let free = (rollout.max_unavailable.max(1) as usize).saturating_sub(restarting.len() + former);
         let begin = pending.iter().filter(|one| !one.labelled).take(free);
-        self.actions = begin.map(|one| Action::Convert(one.key.clone())).collect();
+        let target = self.target.id.clone().unwrap_or_default();
+        self.actions = begin.map(|one| Action::Convert(one.key.clone(), target.clone())).collect();
         if !self.actions.is_empty() {
             self.status.wave_started_at = Some(self.input.now.to_string());
         }
@@ -156,7 +230,27 @@ impl<'a> Machine<'a> {
 
     /// It has begun, or it may: one that is not ready before would be taken for a failure of the conversion.
     fn can_begin(&self, one: &ObservedWorkload) -> bool {
-        one.labelled || one.rolled_out || self.input.spec.rollout.on_unready == OnUnready::Convert
+        let ready = one.rolled_out || self.input.spec.rollout.on_unready == OnUnready::Convert;
+        one.labelled || (ready && !self.is_reverted(one))
+    }
+
+    /// Its label was removed again and again, by something else than the operator.
+    fn is_reverted(&self, one: &ObservedWorkload) -> bool {
+        let was = self.status.workloads.iter().find(|was| is(was, &one.key));
+        !one.labelled && !self.edited && was.is_some_and(|was| was.attempts >= ATTEMPTS)
+    }
+
+    /// Why a workload is not ready or not converted.
+    fn described(&self, one: &ObservedWorkload) -> String {
+        if !self.is_reverted(one) {
+            return one.described();
+        }
+        format!(
+            "{}: its label {} was removed {ATTEMPTS} times by another writer; let that one apply the manifest instead of replacing it, \
+             then start the rollout again",
+            one.key,
+            names::CONVERT
+        )
     }
 
     /// Every workload of the wave that could be converted is. The wave soaks, unless nothing could be learned from that.
@@ -166,6 +260,7 @@ impl<'a> Machine<'a> {
         }
         self.status.phase = Phase::Gating;
         (self.status.ready_at, self.status.unready_since) = (Some(self.input.now.to_string()), None);
+        self.status.query = None;
         self.check_gate();
     }
 
@@ -202,7 +297,7 @@ impl<'a> Machine<'a> {
         }
         Some(match members.iter().find(|one| !one.labelled) {
             Some(first) => {
-                format!("none of its workloads is ready to be converted; first {}", first.described())
+                format!("none of its workloads is ready to be converted; first {}", self.described(first))
             }
             None if members.is_empty() => "it has no workloads; correct spec.rollout.waves".into(),
             None => {
@@ -272,7 +367,7 @@ impl<'a> Machine<'a> {
             ready += self.input.now.duration_since(self.time(|status| status.unready_since.as_ref()));
             (self.status.ready_at, self.status.unready_since) = (Some(ready.to_string()), None);
         }
-        match gate::soak(gate, ready, self.input.now, self.input.answer) {
+        match gate::soak(gate, ready, self.input.now, &mut self.status.query, self.input.answer) {
             Verdict::Wait { why, again } => {
                 self.message = format!("{}: {why}", self.wave_title());
                 if matches!(self.input.answer, Some(Err(_))) {
@@ -320,7 +415,7 @@ impl<'a> Machine<'a> {
         };
         let (skipped, unreached) = left().partition::<Vec<_>, _>(|one| self.waves.contains_key(&one.key));
         if !skipped.is_empty() {
-            let names = first_three(skipped.iter().map(|one| one.described()));
+            let names = first_three(skipped.iter().map(|one| self.described(one)));
             message += &format!("; not converted, because not ready: {names}");
         }
         if !unreached.is_empty() {
@@ -347,7 +442,10 @@ impl<'a> Machine<'a> {
             return;
         }
         self.status.phase = Phase::Failed;
-        self.message = format!("{} failed and was rolled back; edit the policy to retry", self.wave_title());
+        self.message = format!(
+            "{} failed and was rolled back; to retry edit the policy or start the rollout again",
+            self.wave_title()
+        );
         if let Some(rest) = self.not_back(&members) {
             self.message += &format!("; {rest}");
             self.stalled = Some(rest);
@@ -413,7 +511,12 @@ impl<'a> Machine<'a> {
         let first = broken.first().or(waiting.first().copied()).or(ready.first()).map(|one| one.described());
         let left = workloads(waiting.len() + broken.len() + ready.len());
         let back = broken.iter().chain(ready.iter().take(room));
-        self.actions = back.map(|one| Action::RollBack(one.key.clone())).collect();
+        let whole = rollout.direction != Direction::Forward;
+        let former = |key: &Key| {
+            let was = self.status.workloads.iter().find(|was| is(was, key));
+            was.and_then(|was| was.former.clone()).filter(|_| !whole)
+        };
+        self.actions = back.map(|one| Action::RollBack(one.key.clone(), former(&one.key))).collect();
         if late {
             self.given_up = waiting.iter().map(|one| one.key.clone()).collect();
         }
@@ -455,6 +558,10 @@ impl<'a> Machine<'a> {
     }
 
     fn finish(mut self) -> Decision {
+        if self.stalled.is_none() && self.input.spec.rollout.direction == Direction::Forward {
+            let reverted = self.input.seen.iter().find(|one| self.is_reverted(one));
+            self.stalled = reverted.map(|one| self.described(one));
+        }
         let mut workloads = self.input.seen.iter().map(|one| self.report(one)).collect::<Vec<_>>();
         workloads.sort_by(|a, b| {
             (a.wave.unwrap_or(u32::MAX), &a.kind, &a.namespace, &a.name).cmp(&(
@@ -470,6 +577,15 @@ impl<'a> Machine<'a> {
             one.state != WorkloadState::Unmanaged || listed <= LISTED
         });
         self.status.unlisted = u32::try_from(all - workloads.len()).unwrap_or(u32::MAX);
+        // What a template or the way back of one still names is kept.
+        let named = self.raw.iter().filter_map(|one| one.conversion.as_deref());
+        let named =
+            named.chain(workloads.iter().filter_map(|one| one.former.as_deref())).collect::<BTreeSet<_>>();
+        let current = self.target.id.as_deref();
+        self.target
+            .conversions
+            .retain(|one| current == Some(one.id.as_str()) || named.contains(one.id.as_str()));
+        self.status.conversions = self.target.conversions;
         self.status.workloads = workloads;
         Decision {
             status: self.status,
@@ -484,6 +600,19 @@ impl<'a> Machine<'a> {
 
     fn report(&self, one: &ObservedWorkload) -> WorkloadStatus {
         let wave = self.waves.get(&one.key).copied();
+        let was = self.status.workloads.iter().find(|was| is(was, &one.key));
+        let converts =
+            self.actions.iter().any(|action| matches!(action, Action::Convert(key, _) if *key == one.key));
+        let attempts = was.filter(|_| !self.edited).map_or(0, |was| was.attempts) + u32::from(converts);
+        let former = if converts {
+            let raw = self.raw.iter().find(|raw| raw.key == one.key);
+            raw.filter(|raw| raw.labelled).and_then(|raw| raw.conversion.clone())
+        } else {
+            // What has passed its gate is not rolled back alone any more.
+            let over = self.status.phase == Phase::Complete
+                || wave.zip(self.status.wave).is_some_and(|(own, now)| own < now);
+            was.filter(|_| !over).and_then(|was| was.former.clone())
+        };
         let state = match one.management {
             Management::Unmanaged | Management::Manual => WorkloadState::Unmanaged,
             Management::Restart => self.state(one, wave),
@@ -504,6 +633,8 @@ impl<'a> Machine<'a> {
             wave,
             state,
             reason,
+            former,
+            attempts,
         }
     }
 
@@ -515,7 +646,7 @@ impl<'a> Machine<'a> {
             || wave
                 .zip(self.status.wave)
                 .is_some_and(|(own, current)| own < current || (own == current && phase == Phase::Gating));
-        let acts = |action: &Action| matches!(action, Action::Convert(key) | Action::RollBack(key) if *key == one.key);
+        let acts = |action: &Action| matches!(action, Action::Convert(key, _) | Action::RollBack(key, _) if *key == one.key);
         let was = self.status.workloads.iter().find(|was| is(was, &one.key)).map(|was| was.state);
         match was {
             _ if self.actions.iter().any(acts) => Restarting,

@@ -3,9 +3,10 @@
 
 use super::*;
 use gpu_migrate_model::crd::{
-    Direction, GPUMigrationSpec, Gate, GateQuery, MigrationMode, MigrationPhase as Phase, OnUnready, Rollout,
-    Wave, WorkloadState,
+    Direction, GPUMigrationSpec, Gate, GateQuery, MigrationMode, MigrationPhase as Phase, OnUnready,
+    PercentOf, Rollout, RolloutCommand, Wave, WorkloadState,
 };
+use gpu_migrate_model::units::Cores;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -15,10 +16,29 @@ use std::collections::BTreeSet;
 struct Pods {
     key: Key,
     labelled: bool,
+    conversion: Option<String>,
+    cards: u32,
+    /// Conversions with which it does not become ready.
+    breaks_with: Option<String>,
     /// Ticks until its pods are ready.
     left: u32,
     takes: u32,
     breaks: bool,
+}
+
+impl Pods {
+    fn new(key: Key, takes: u32) -> Self {
+        Self {
+            key,
+            labelled: false,
+            conversion: None,
+            cards: 1,
+            breaks_with: None,
+            left: 0,
+            takes,
+            breaks: false,
+        }
+    }
 }
 
 /// The project, the policy, what is stored of it, and the time.
@@ -51,9 +71,7 @@ impl World {
             rollout,
             ..GPUMigrationSpec::default()
         };
-        let pods = (0..workloads)
-            .map(|n| Pods { key: key(n), labelled: false, left: 0, takes: 2, breaks: false })
-            .collect();
+        let pods = (0..workloads).map(|n| Pods::new(key(n), 2)).collect();
         Self {
             spec,
             generation: 1,
@@ -68,10 +86,13 @@ impl World {
 
     fn seen(&self) -> Vec<ObservedWorkload> {
         let seen = |pods: &Pods| {
-            let rolled_out = pods.left == 0 && !(pods.labelled && pods.breaks);
+            let broken = pods.conversion.is_some() && pods.conversion == pods.breaks_with;
+            let rolled_out = pods.left == 0 && !(pods.labelled && pods.breaks) && !broken;
             ObservedWorkload {
                 key: pods.key.clone(),
                 labelled: pods.labelled,
+                conversion: pods.conversion.clone(),
+                cards: pods.cards,
                 rolled_out,
                 shared_pods: u32::from(pods.labelled && rolled_out),
                 ..ObservedWorkload::default()
@@ -97,14 +118,14 @@ impl World {
     }
 
     fn act(&mut self, action: &Action) {
-        let (key, labelled) = match action {
-            Action::Convert(key) => (key, true),
-            Action::RollBack(key) => (key, false),
+        let (key, conversion) = match action {
+            Action::Convert(key, conversion) => (key, Some(conversion.clone())),
+            Action::RollBack(key, former) => (key, former.clone()),
             Action::DeletePod(..) => return,
         };
         let pods = self.pods.iter_mut().find(|pods| pods.key == *key).unwrap();
-        if pods.labelled != labelled {
-            (pods.labelled, pods.left) = (labelled, pods.takes);
+        if pods.labelled != conversion.is_some() || pods.conversion != conversion {
+            (pods.labelled, pods.conversion, pods.left) = (conversion.is_some(), conversion, pods.takes);
         }
     }
 
@@ -254,7 +275,7 @@ fn a_workload_that_never_becomes_ready_does_not_block_the_rollback() {
 fn the_query_decides_after_the_soak() {
     let mut world = World::new(1, vec![percent(100)]);
     world.spec.rollout.gate.query =
-        Some(GateQuery { url: "http://p".into(), promql: "errors".into(), max: 0.5 });
+        Some(GateQuery { url: "http://p".into(), promql: "errors".into(), max: 0.5, ..GateQuery::default() });
     let asked = (0..20).find(|_| world.tick().needs_query);
     assert!(asked.is_some() && world.status.phase == Phase::Gating);
     world.answer = Some(Err("connection refused".into()));
@@ -266,6 +287,140 @@ fn the_query_decides_after_the_soak() {
     world.edit(|_| ());
     world.answer = Some(Ok(0.5));
     world.ticks(20);
+    assert_eq!(world.status.phase, Phase::Complete);
+}
+
+#[test]
+fn the_query_is_asked_all_along_the_soak() {
+    let soaking = |failure_limit| {
+        let mut world = World::new(1, vec![percent(100)]);
+        world.spec.rollout.gate.soak_seconds = 600;
+        let (url, promql) = ("http://p".to_owned(), "errors".to_owned());
+        world.spec.rollout.gate.query =
+            Some(GateQuery { url, promql, max: 0.5, interval_seconds: 30, failure_limit });
+        world.answer = Some(Ok(0.1));
+        world.ticks(10);
+        assert_eq!((world.status.phase, &world.status.query.as_ref().unwrap().failures), (Phase::Gating, &0));
+        world.answer = None;
+        let asked = (0..24).filter(|_| world.tick().needs_query).count();
+        assert!(asked >= 4, "every 30 s of 120: {asked}");
+        world.answer = Some(Ok(0.9));
+        world.tick();
+        world
+    };
+    assert_eq!(soaking(0).events.last().unwrap(), "WaveFailed", "long before the soak is over");
+    let mut world = soaking(1);
+    assert_eq!((world.status.phase, world.status.query.as_ref().unwrap().failures), (Phase::Gating, 1));
+    world.answer = Some(Ok(0.1));
+    world.ticks(200);
+    assert_eq!(world.status.phase, Phase::Complete);
+    let mut world = soaking(1);
+    world.ticks(10);
+    assert!(world.events.iter().any(|event| event == "WaveFailed"), "the second time is one too many");
+}
+
+#[test]
+fn a_percentage_may_count_cards() {
+    let mut world = World::new(5, vec![percent(50), percent(100)]);
+    for (pods, cards) in world.pods.iter_mut().zip([8, 1, 1, 1, 1]) {
+        pods.cards = cards;
+    }
+    let first = |world: &World| {
+        let waves = assign(&world.spec.rollout, &world.seen(), &world.status);
+        waves.into_iter().filter(|(_, wave)| *wave == 1).map(|(key, _)| key).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(first(&world).len(), 3);
+    world.spec.rollout.percent_of = PercentOf::Cards;
+    let by_cards = first(&world);
+    assert!(by_cards.contains(&key(0)), "the others have four of twelve cards: {by_cards:?}");
+    world.pods.iter_mut().for_each(|pods| pods.cards = 0);
+    assert_eq!(assign(&world.spec.rollout, &world.seen(), &world.status).len(), 5, "each is in a wave");
+}
+
+#[test]
+fn another_ratio_is_a_rollout_of_its_own() {
+    let mut world = World::new(4, vec![named(&[0]), named(&[1, 2]), percent(100)]);
+    world.ticks(60);
+    assert_eq!(world.status.phase, Phase::Complete);
+    let with = |world: &World, id: &str| {
+        let found = (0..world.pods.len()).filter(|n| world.pods[*n].conversion.as_deref() == Some(id));
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(with(&world, "1").len(), 4);
+    world.edit(|spec| spec.convert.cores_per_card = Cores(50));
+    world.tick();
+    assert_eq!(
+        (with(&world, "2"), world.status.wave, world.status.phase),
+        (vec![0], Some(1), Phase::Running)
+    );
+    assert_eq!(world.events.last().unwrap(), "ConversionChanged");
+    world.ticks(60);
+    assert_eq!((with(&world, "2").len(), world.status.phase), (4, Phase::Complete));
+    assert_eq!(world.status.conversions.len(), 1, "the former ratio is forgotten once nothing has it");
+
+    // The second wave does not work with the next ratio: it goes back to the one that it had.
+    world.pods[2].breaks_with = Some("3".into());
+    world.edit(|spec| spec.convert.cores_per_card = Cores(25));
+    world.ticks(100);
+    assert_eq!(world.status.phase, Phase::Failed);
+    assert_eq!((with(&world, "3"), with(&world, "2")), (vec![0], vec![1, 2, 3]));
+    assert_eq!(world.status.conversions.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["2", "3"]);
+    // With the ratio of before in the policy everything has that again.
+    world.edit(|spec| spec.convert.cores_per_card = Cores(50));
+    world.ticks(100);
+    assert_eq!((with(&world, "2").len(), world.status.phase), (4, Phase::Complete));
+    world.edit(|spec| spec.rollout.direction = Direction::Rollback);
+    world.ticks(60);
+    assert_eq!((world.labelled().len(), world.status.phase), (0, Phase::Idle));
+}
+
+#[test]
+fn a_ratio_that_changes_in_the_middle_begins_again_and_no_workload_is_left_out() {
+    let mut world = World::new(3, vec![named(&[0]), named(&[1]), percent(100)]);
+    world.ticks(9);
+    assert_eq!((world.status.wave, world.labelled()), (Some(2), [0, 1].into()));
+    world.edit(|spec| spec.convert.cores_per_card = Cores(50));
+    world.ticks(60);
+    assert_eq!(world.status.phase, Phase::Complete);
+    assert!(world.pods.iter().all(|pods| pods.conversion.as_deref() == Some("2")));
+}
+
+#[test]
+fn a_label_that_another_writer_removes_is_set_three_times_and_no_more() {
+    let mut world = World::new(2, vec![named(&[0]), percent(100)]);
+    let mut converted = 0;
+    for _ in 0..200 {
+        let decision = world.tick();
+        converted += decision
+            .actions
+            .iter()
+            .filter(|action| matches!(action, Action::Convert(k, _) if *k == key(0)))
+            .count();
+        // A GitOps controller that replaces the object.
+        (world.pods[0].labelled, world.pods[0].conversion) = (false, None);
+    }
+    assert_eq!(converted, 3);
+    let stalled = world.tick().stalled.unwrap();
+    assert!(stalled.contains("its label gpu-migrate.io/convert was removed 3 times"), "{stalled}");
+    world.edit(|_| ());
+    world.ticks(100);
+    assert_eq!(
+        (world.status.phase, world.labelled().len()),
+        (Phase::Complete, 2),
+        "tried again once told to"
+    );
+}
+
+#[test]
+fn a_failed_wave_is_retried_by_a_command() {
+    let mut world = World::new(1, vec![percent(100)]);
+    world.pods[0].breaks = true;
+    world.ticks(60);
+    assert_eq!(world.status.phase, Phase::Failed);
+    world.pods[0].breaks = false;
+    let command = RolloutCommand { at: "2026-01-01T00:00:00Z".into(), ..RolloutCommand::default() };
+    world.status.command = Some(command);
+    world.ticks(30);
     assert_eq!(world.status.phase, Phase::Complete);
 }
 
@@ -345,7 +500,7 @@ fn a_container_that_restarts_during_the_soak_fails_the_wave_at_once() {
     let mut seen = world.seen();
     seen[0].restarts = 4;
     let Decision { message, actions, .. } = step(Input { seen: &seen, ..world.input() });
-    assert_eq!(actions, [Action::RollBack(key(0))], "{message}");
+    assert_eq!(actions, [Action::RollBack(key(0), None)], "{message}");
 }
 
 #[test]
@@ -481,7 +636,7 @@ fn a_rollback_goes_at_once_from_what_is_broken_and_is_paced_for_the_rest() {
     world.pods[3].breaks = true;
     world.pods[4].breaks = true;
     let first = (0..60).map(|_| world.tick()).find(|decision| !decision.actions.is_empty()).unwrap();
-    assert_eq!(first.actions, [Action::RollBack(key(3)), Action::RollBack(key(4))]);
+    assert_eq!(first.actions, [Action::RollBack(key(3), None), Action::RollBack(key(4), None)]);
     assert_eq!(world.tick().actions, [], "they are restarting");
     world.ticks(60);
     assert_eq!((world.status.phase, world.labelled()), (Phase::Failed, [].into()));
@@ -493,7 +648,7 @@ fn one_workload_that_does_not_get_ready_again_delays_the_rollback_once_and_is_na
     world.ticks(100);
     world.edit(|spec| spec.rollout.direction = Direction::Rollback);
     let stuck = world.tick().actions;
-    world.pods.iter_mut().find(|pods| Action::RollBack(pods.key.clone()) == stuck[0]).unwrap().left =
+    world.pods.iter_mut().find(|pods| Action::RollBack(pods.key.clone(), None) == stuck[0]).unwrap().left =
         u32::MAX;
     let ticks = (0..200).find(|_| world.tick().status.phase == Phase::Idle).unwrap();
     assert!(ticks < 20 + 6 * 4, "{ticks}");
@@ -595,7 +750,8 @@ fn a_percentage_is_of_workloads_and_rounds_up() {
     let seen = World::new(10, vec![]).seen();
     let of = |waves: &[u32]| {
         let waves = waves.iter().map(|p| percent(*p)).collect::<Vec<_>>();
-        let assigned = assign(&waves, &seen, &Default::default());
+        let rollout = Rollout { waves: waves.clone(), ..Rollout::default() };
+        let assigned = assign(&rollout, &seen, &Default::default());
         (1..=waves.len() as u32)
             .map(|wave| assigned.values().filter(|w| **w == wave).count())
             .collect::<Vec<_>>()
@@ -628,6 +784,7 @@ enum Happening {
     Appear,
     Vanish(usize),
     Touch,
+    Ratio(u32),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -641,6 +798,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Appear),
         1 => (0..8usize).prop_map(Happening::Vanish),
         1 => Just(Happening::Touch),
+        1 => (1..4u32).prop_map(|quarters| Happening::Ratio(quarters * 25)),
     ]
 }
 
@@ -666,13 +824,7 @@ impl World {
             Happening::Pause(paused) => self.edit(|spec| spec.rollout.paused = *paused),
             Happening::Appear => {
                 self.born += 1;
-                self.pods.push(Pods {
-                    key: key(self.born),
-                    labelled: false,
-                    left: 0,
-                    takes: 1,
-                    breaks: false,
-                });
+                self.pods.push(Pods::new(key(self.born), 1));
             }
             Happening::Vanish(n) => {
                 if *n < self.pods.len() && self.pods.len() > 1 {
@@ -681,6 +833,7 @@ impl World {
                 }
             }
             Happening::Touch => self.edit(|_| ()),
+            Happening::Ratio(cores) => self.edit(|spec| spec.convert.cores_per_card = Cores(*cores)),
         }
         self.check(&before.0, &before.1, happening);
     }
@@ -705,8 +858,9 @@ impl World {
         }
         // A failed wave left nothing behind of its own.
         if self.status.phase == Phase::Failed && before.phase == Phase::RollingBack {
-            let waves = assign(&self.spec.rollout.waves, &self.seen(), &self.status);
-            for pods in self.pods.iter().filter(|p| p.labelled) {
+            let waves = assign(&self.spec.rollout, &self.seen(), &self.status);
+            let target = self.status.conversions.last().map(|one| &one.id);
+            for pods in self.pods.iter().filter(|p| p.labelled && p.conversion.as_ref() == target) {
                 assert_ne!(waves.get(&pods.key), self.status.wave.as_ref(), "{} is still labelled", pods.key);
             }
         }
@@ -745,6 +899,9 @@ proptest! {
         world.ticks(400);
         prop_assert_eq!(world.status.phase, Phase::Complete);
         prop_assert!(world.pods.iter().all(|pods| pods.labelled));
+        let target = world.status.conversions.last().unwrap();
+        prop_assert_eq!(target.value().unwrap(), world.spec.convert.clone());
+        prop_assert!(world.pods.iter().all(|pods| pods.conversion.as_ref() == Some(&target.id)));
     }
 
     /// A wave does not start before every workload of the waves before it is converted.
@@ -752,12 +909,12 @@ proptest! {
     fn waves_run_in_order(workloads in 1..8usize, first in 1..100u32, at_once in 1..4u32) {
         let mut world = World::new(workloads, vec![percent(first), percent(100)]);
         world.spec.rollout.max_unavailable = at_once;
-        let waves = assign(&world.spec.rollout.waves, &world.seen(), &world.status);
+        let waves = assign(&world.spec.rollout, &world.seen(), &world.status);
         for _ in 0..200 {
             let before = world.seen();
             let decision = world.tick();
             for action in &decision.actions {
-                let Action::Convert(converted) = action else { continue };
+                let Action::Convert(converted, _) = action else { continue };
                 let behind = before.iter().filter(|one| waves[&one.key] < waves[converted]);
                 // `before` is from before this tick's five seconds; what is still under way has one tick left at most.
                 prop_assert!(behind.clone().all(|one| one.labelled), "{converted} before an earlier wave was done");

@@ -1,13 +1,13 @@
 //! Policies from GPUMigration objects and labels from Namespaces; from GPUShadows the largest card, from RuntimeClasses those
 //! with an overhead. All are watched: nothing is asked while a review waits.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::StreamExt;
-use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
+use gpu_migrate_model::crd::{GPUMigration, GPUShadow, RecordedConversion, RolloutSettings};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::watch::{Update, watch, watch_guarded};
 use k8s_openapi::api::core::v1::Namespace;
@@ -33,10 +33,20 @@ pub struct ClusterSource {
     leading: tokio::sync::watch::Receiver<bool>,
 }
 
+/// What of a policy decides: its UID and generation, and of its status the command and the recorded conversions.
+type InForce = (Option<String>, Option<i64>, RolloutSettings, Vec<RecordedConversion>);
+
+fn in_force(guarded: &Guarded) -> InForce {
+    let migration = guarded.0.as_ref().ok();
+    let status = migration.and_then(|migration| migration.status.as_ref());
+    let conversions = status.map(|status| status.conversions.clone()).unwrap_or_default();
+    let settings = migration.map(GPUMigration::settings).unwrap_or_default();
+    (guarded.meta().uid.clone(), guarded.meta().generation, settings, conversions)
+}
+
 /// The policies that were put into force last.
 struct Published {
-    /// Each one's UID and generation.
-    specs: BTreeSet<(Option<String>, Option<i64>)>,
+    specs: Vec<InForce>,
     rejected: Vec<Rejected>,
 }
 
@@ -153,8 +163,8 @@ impl ClusterSource {
             live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
         let broken: Vec<&InvalidObject> =
             live.values().filter_map(|guarded| guarded.0.as_ref().err()).collect();
-        let specs =
-            live.values().map(|guarded| (guarded.meta().uid.clone(), guarded.meta().generation)).collect();
+        let mut specs: Vec<InForce> = live.values().map(in_force).collect();
+        specs.sort_by(|a, b| a.0.cmp(&b.0));
         let rejected = match self.published.take() {
             Some(published) if published.specs == specs => published.rejected,
             _ => {

@@ -63,6 +63,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
         scenario!(Legacy, resources::valid_objects_are_accepted_and_invalid_ones_rejected),
+        scenario!(Legacy, resources::a_command_survives_whoever_applies_the_policy_again),
         // It leaves that stage.
         scenario!(Legacy, two_nodes::one_node_is_bridged_and_taken_back_and_the_other_never_changes),
         scenario!(Bridged, resources::shipped_manifests_are_accepted),

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use gpu_migrate_cluster_tests::{Cluster, manifests};
+use gpu_migrate_model::crd::{CommandAction, GPUMigration, MigrationMode};
 use gpu_migrate_model::names::{GROUP, VERSION};
 use kube::{
     Api,
-    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -78,6 +79,30 @@ pub(crate) async fn valid_objects_are_accepted_and_invalid_ones_rejected(
         matches!(&left, Err(kube::Error::Api(status)) if status.code == 404),
         "a dry run stored something: {left:?}"
     );
+    Ok(())
+}
+
+/// What `gpu-migrate rollout` writes is in a subresource: neither an apply nor a replacement of the policy from Git changes it, and an
+/// edit of what it replaces ends it.
+pub(crate) async fn a_command_survives_whoever_applies_the_policy_again(cluster: &mut Cluster) -> Result<()> {
+    cluster.apply_crds().await?;
+    let policies = Api::<GPUMigration>::all(cluster.client.clone());
+    let in_git = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "GPUMigration", "metadata": {"name": "in-git"},
+        "spec": {"project": "in-git", "mode": "Audit", "rollout": {"waves": [{"percent": 100}]}}});
+    let argocd = PatchParams::apply("argocd-controller").force();
+    let policy = policies.patch("in-git", &argocd, &Patch::Apply(&in_git)).await?;
+    let command = CommandAction::Start.command(&policy, "2026-01-01T00:00:00Z".to_owned());
+    let patch = Patch::Merge(json!({"status": {"command": command}}));
+    policies.patch_status("in-git", &PatchParams::default(), &patch).await?;
+    policies.patch("in-git", &argocd, &Patch::Apply(&in_git)).await?;
+    let mut replacement: GPUMigration = serde_json::from_value(in_git)?;
+    replacement.metadata.resource_version = policies.get("in-git").await?.metadata.resource_version;
+    let replaced = policies.replace("in-git", &PostParams::default(), &replacement).await?;
+    ensure!(replaced.settings().mode == MigrationMode::Enforce, "replaced: {:?}", replaced.status);
+    let edit = Patch::Merge(json!({"spec": {"rollout": {"paused": true}}}));
+    let edited = policies.patch("in-git", &PatchParams::default(), &edit).await?.settings();
+    ensure!(edited.paused && edited.mode == MigrationMode::Audit, "edited: {edited:?}");
+    policies.delete("in-git", &DeleteParams::default()).await?;
     Ok(())
 }
 
