@@ -162,7 +162,7 @@ impl<'a> Machine<'a> {
         match self.status.phase {
             Phase::RollingBack if failing => self.roll_back_wave(),
             Phase::Failed if !self.edited => {
-                self.message = "a wave failed; to retry edit the policy or start the rollout again".into()
+                self.message = "a wave failed; to retry edit the policy or start the rollout again".into();
             }
             Phase::Gating => self.check_gate(),
             Phase::Running => self.run(),
