@@ -50,6 +50,8 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
     let annotation = |key: &str| -> Write { (MERGE, json!({"metadata": {"annotations": {key: "1"}}})) };
     let label = |key: &str| -> Write { (MERGE, json!({"metadata": {"labels": {key: "1"}}})) };
     let unschedulable: Write = (MERGE, json!({"spec": {"unschedulable": true}}));
+    let schedulable: Write = (MERGE, json!({"spec": {"unschedulable": null}}));
+    let tainted: Write = (MERGE, json!({"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}));
     let image = json!({"spec": {"containers": [{"name": "main", "image": "registry.example/miner"}]}});
     let image: Write = (STRATEGIC, image);
     let report = |name: &str| -> Write {
@@ -84,7 +86,7 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
         (&extender, pod("own"), &annotation("other")),
         (&extender, node(NODE), &label("pool")),
         (&operator, node(NODE), &label("pool")),
-        (&operator, node(NODE), &unschedulable),
+        (&operator, node(NODE), &tainted),
         (&operator, workload.clone(), &other_program),
     ] {
         refused(cluster, account, &path, write).await?;
@@ -98,6 +100,8 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
         (&extender, pod("waits"), &ungate),
         (&extender, node(OTHER), &annotation(CARDS_GENERATION)),
         (&operator, node(OTHER), &label(POOL)),
+        (&operator, node(OTHER), &unschedulable),
+        (&operator, node(OTHER), &schedulable),
         (&operator, workload, &convert),
     ] {
         ask(account, &path, write).await.with_context(|| format!("{path}: {write:?}"))?;
