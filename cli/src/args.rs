@@ -360,6 +360,9 @@ pub struct UninstallArgs {
     /// Even while shared pods run, or NVIDIA's plugin is still behind the node agent.
     #[arg(long)]
     pub force: bool,
+    /// Only say what is in the way (exit status 3), or that nothing is.
+    #[arg(long, conflicts_with_all = ["force", "yes", "dry_run"])]
+    pub check: bool,
     /// Keep the CustomResourceDefinitions, and with them the policies.
     #[arg(long)]
     pub keep_policies: bool,

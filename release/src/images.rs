@@ -25,7 +25,7 @@ pub struct Component {
 }
 
 /// All of them.
-pub const COMPONENTS: [Component; 4] = [
+pub const COMPONENTS: [Component; 5] = [
     Component {
         program: "gpu-migrate-webhook",
         description: "Converts whole-card pods to shared pods at admission",
@@ -46,6 +46,11 @@ pub const COMPONENTS: [Component; 4] = [
         description: "Node agent: device plugins for whole and shared cards",
         // The kubelet's directories are root's.
         user: "0:0",
+    },
+    Component {
+        program: "gpu-migrate",
+        description: "Command line: whether an installation works, and what is in the way of removing it",
+        user: "65532:65532",
     },
 ];
 

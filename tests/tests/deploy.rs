@@ -279,8 +279,18 @@ fn components_are_spread_and_fenced() {
     }
 }
 
-/// Renders the chart; `None` without helm, which is counted as skipped.
+/// Renders the chart without its hooks; `None` without helm, which is counted as skipped.
 fn rendered(values: &[&str]) -> Option<Vec<Value>> {
+    let objects = rendered_with_hooks(values)?;
+    Some(objects.into_iter().filter(|object| hook(object).is_none()).collect())
+}
+
+/// What Helm applies an object for, if not for the release itself.
+fn hook(object: &Value) -> Option<&str> {
+    object["metadata"]["annotations"]["helm.sh/hook"].as_str()
+}
+
+fn rendered_with_hooks(values: &[&str]) -> Option<Vec<Value>> {
     let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
     let chart = deploy().join("chart/gpu-migrate");
     let mut command = Command::new(&helm);
@@ -474,11 +484,12 @@ fn the_chart_names_its_version_images_and_crds() {
         let text = chart["annotations"][format!("artifacthub.io/{name}")].as_str().unwrap();
         serde_saphyr::from_str(text).unwrap()
     };
-    let containers = containers(&all());
+    let Some(rendered) = rendered_with_hooks(&[]) else { return };
+    let containers = containers(&[all(), rendered].concat());
     for image in list("images") {
         assert_eq!(containers[image["name"].as_str().unwrap()]["image"], image["image"]);
     }
-    assert_eq!(list("images").len(), 4);
+    assert_eq!(list("images").len(), 5);
     let crds = list("crds").into_iter().map(|crd| crd["name"].as_str().unwrap().to_owned());
     let shipped = ["gpuconfigs", "gpumigrations", "gpushadows"]
         .map(|name| read(&format!("crds/{name}.yaml")).remove(0));
@@ -508,5 +519,43 @@ fn the_chart_can_run_the_agent_itself() {
         let mut args = vec!["gpu-migrate-bridge", "--node-name=n"];
         args.extend(strings(&pod["containers"][0]["args"]));
         gpu_migrate_plugin_bridge::args::Args::try_parse_from(args).unwrap();
+    }
+}
+
+/// `helm test` and the check before `helm uninstall` read, and have the rights for that while they run.
+#[test]
+fn the_hooks_only_read() {
+    let Some(rendered) = rendered_with_hooks(&["image.registry=mirror.example/ours"]) else { return };
+    let hooks = rendered.into_iter().filter(|object| hook(object).is_some()).collect::<Vec<_>>();
+    assert!(
+        hooks.iter().all(|object| object["metadata"]["name"].as_str().unwrap().starts_with("gpu-migrate-"))
+    );
+    for role in [of_kind(&hooks, "ClusterRole"), of_kind(&hooks, "Role")].concat() {
+        assert_eq!(hook(role), Some("pre-delete,test"));
+        for rule in role["rules"].as_array().unwrap() {
+            let called =
+                strings(&rule["resources"]) == ["services/proxy"] && rule["resourceNames"].is_array();
+            assert!(
+                called || strings(&rule["verbs"]).iter().all(|verb| ["get", "list"].contains(verb)),
+                "{rule}"
+            );
+        }
+    }
+    let test = of_kind(&hooks, "Pod").remove(0);
+    let check = of_kind(&hooks, "Job").remove(0);
+    for (object, expected, pod, args) in [
+        (test, "test", &test["spec"], vec!["verify", "--install", "--namespace=gpu-migrate-system"]),
+        (check, "pre-delete", &check["spec"]["template"]["spec"], vec!["uninstall", "--check"]),
+    ] {
+        assert_eq!(hook(object), Some(expected));
+        assert_eq!(
+            (pod["restartPolicy"].as_str(), pod["securityContext"]["runAsNonRoot"].as_bool()),
+            (Some("Never"), Some(true))
+        );
+        assert_eq!(strings(&pod["containers"][0]["args"]), args);
+        assert_eq!(
+            pod["containers"][0]["image"],
+            format!("mirror.example/ours/gpu-migrate:{}", env!("CARGO_PKG_VERSION"))
+        );
     }
 }

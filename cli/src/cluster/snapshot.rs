@@ -78,6 +78,11 @@ impl Snapshot {
         Ok(Self { shadows, pods: all(client).await?, unreadable, ..Self::default() })
     }
 
+    /// What allocations depend on: GPUShadows, pods and DaemonSets.
+    pub(crate) async fn of_allocations(client: &Client) -> anyhow::Result<Self> {
+        Ok(Self { daemon_sets: all(client).await?, ..Self::of_cards(client).await? })
+    }
+
     /// What tells whether an installation works.
     pub(crate) async fn of_installation(client: &Client) -> anyhow::Result<Self> {
         let mut unreadable = Vec::new();

@@ -124,6 +124,10 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     found
 }
 
+fn in_the_way(obstacles: &[String]) -> String {
+    obstacles.iter().map(|obstacle| format!("in the way: {obstacle}\n")).collect()
+}
+
 /// What takes all keys of ours off a map; `None` where there are none.
 fn without_ours(map: &BTreeMap<String, String>) -> Option<Value> {
     let prefix = format!("{}/", names::GROUP);
@@ -160,10 +164,18 @@ fn is_translated(quota: &ResourceQuota) -> bool {
 
 pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let client = args.cluster.client().await?;
+    if args.check {
+        let obstacles = obstacles(&Snapshot::of_allocations(&client).await?);
+        let (text, exit) = match obstacles.as_slice() {
+            [] => ("nothing is in the way\n".to_owned(), Exit::Done),
+            some => (in_the_way(some), Exit::No),
+        };
+        return Ok(Answer { text, value: json!({"inTheWay": obstacles}), exit }.write(args.output, out)?);
+    }
     let snapshot = Snapshot::of_cluster(&client).await?;
     let obstacles = obstacles(&snapshot);
     if !obstacles.is_empty() && !args.force {
-        let lines = obstacles.iter().map(|obstacle| format!("in the way: {obstacle}\n")).collect::<String>();
+        let lines = in_the_way(&obstacles);
         let text = format!("{lines}nothing was removed; use --force to remove anyway\n");
         let value = json!({"inTheWay": obstacles, "removed": [], "left": []});
         return Ok(Answer { text, value, exit: Exit::No }.write(args.output, out)?);

@@ -223,7 +223,8 @@ async fn install(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook.run(cluster, by_helm).await?;
     for command in [
         "helm lint --strict deploy/chart/gpu-migrate",
-        "helm uninstall --wait gpu-migrate --namespace gpu-migrate-system",
+        // The images are stand-ins, the hooks' too.
+        "helm uninstall --no-hooks --wait gpu-migrate --namespace gpu-migrate-system",
     ] {
         let output = runbook.run_unlisted(cluster, command).await?;
         ensure!(output.status == 0, "{command}: {}", output.text);

@@ -21,11 +21,14 @@ use gpu_migrate_cluster_tests::{
     migration::{GPU, limit, uid},
     process::output,
     runbook::Runbook,
-    stage::{CARDS, SYSTEM_NAMESPACE},
+    stage::{CARDS, SYSTEM_NAMESPACE, WEBHOOK},
     wait::Seen,
     workload::{deployment, only_card, phase_and_why},
 };
-use gpu_migrate_model::{crd::GPUConfig, names::Dialect};
+use gpu_migrate_model::{
+    crd::GPUConfig,
+    names::{Dialect, GROUP},
+};
 use gpu_migrate_release::{
     bundle, debian,
     images::{COMPONENTS, Source},
@@ -33,7 +36,9 @@ use gpu_migrate_release::{
 };
 use k8s_openapi::{
     api::{
+        admissionregistration::v1::MutatingWebhookConfiguration,
         apps::v1::{DaemonSet, Deployment},
+        batch::v1::Job,
         core::v1::{Node, Pod},
         node::v1::RuntimeClass,
     },
@@ -48,8 +53,8 @@ use serde_json::{Value, json};
 /// NVIDIA's plugin, in the version that the tests have.
 const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 
-/// Installs, bridges the node, converts a Deployment, looks at what runs, upgrades under it, uninstalls, and installs again without
-/// Helm.
+/// Installs, tests the release, bridges the node, converts a Deployment, looks at what runs, upgrades under it, is refused to uninstall
+/// under shared pods, uninstalls without them, and installs and removes everything again without Helm.
 pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: &mut Cluster) -> Result<()> {
     let source = source(cluster)?;
     import_images(cluster, &source).await?;
@@ -80,6 +85,7 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
         .await?;
     cluster.wait_for_both_kinds().await?;
     all_ready(cluster, 8, "app.kubernetes.io/part-of=gpu-migrate").await?;
+    run(cluster, &helm, "helm test gpu-migrate --namespace gpu-migrate-system").await?;
 
     let namespace = cluster.project("danlu", json!({})).await?;
     cluster.create_deployment(&namespace, deployment("train", 2, GPU)).await?;
@@ -102,26 +108,37 @@ pub(crate) async fn the_packaged_chart_runs_every_component_in_its_pod(cluster: 
     none_was_forbidden(cluster)?;
 
     // Shares first, then what served them.
+    let command = "helm uninstall gpu-migrate --namespace gpu-migrate-system --wait --timeout 110s";
+    let refused = helm.run_unlisted(cluster, command).await?;
+    ensure!(refused.status != 0, "removed under shared pods:\n{}", refused.text);
+    let of_job = ListParams::default().labels("job-name=gpu-migrate-before-uninstall");
+    let checks = cluster.pods(SYSTEM_NAMESPACE).list(&of_job).await?.items;
+    let exits: Vec<Option<i32>> = checks.iter().map(exit_code).collect();
+    ensure!(exits == [Some(3)], "not refused by its check: {exits:?}\n{}", refused.text);
+    let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    jobs.delete("gpu-migrate-before-uninstall", &DeleteParams::background()).await?;
+    all_ready(cluster, 7, "release=next").await?;
+    ensure!(cards_of(cluster, &namespace, 3).await? == after, "what was refused changed cards");
     deployments.delete("train", &DeleteParams::default()).await?;
     let pods = cluster.pods(&namespace);
     no_pods(cluster, "the shared pods to go", &pods).await?;
-    nodes.patch(NODE, &PatchParams::default(), &labelled(json!(null))).await?;
-    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    cluster
-        .until("the operator to remove what ran on the node", TIMEOUT, || async {
-            let left = sets.list(&ListParams::default()).await?.items;
-            Ok(Seen::from_bool(left.is_empty(), || format!("{} DaemonSets left", left.len())))
-        })
+    // The node still asks for an agent; what the programs made themselves goes with the release all the same.
+    run(cluster, &helm, command).await?;
+    nothing_is_left(cluster).await?;
+    let labels = nodes.get(NODE).await?.labels().clone();
+    let ours = labels.into_keys().filter(|key| key.starts_with(GROUP)).map(|key| (key, json!(null)));
+    let without = Value::Object(ours.collect());
+    nodes
+        .patch(NODE, &PatchParams::default(), &Patch::Merge(json!({"metadata": {"labels": without}})))
         .await?;
     Api::<GPUConfig>::all(cluster.client.clone()).delete("cluster", &DeleteParams::default()).await?;
-    run(cluster, &helm, "helm uninstall gpu-migrate --namespace gpu-migrate-system --wait").await?;
-    let pods = cluster.pods(SYSTEM_NAMESPACE);
-    no_pods(cluster, "our pods to go", &pods).await?;
 
     // And without Helm, from one file.
     run(cluster, &helm, "kubectl apply --server-side --force-conflicts -f deploy/install.yaml").await?;
     all_ready(cluster, 6, "app.kubernetes.io/part-of=gpu-migrate").await?;
+    cluster.wait_for_webhook().await?;
     run(cluster, &helm, "kubectl delete -f deploy/install.yaml").await?;
+    nothing_is_left(cluster).await?;
     Api::<RuntimeClass>::all(cluster.client.clone()).delete("nvidia", &DeleteParams::default()).await?;
     cluster.disconnect_pods(network).await
 }
@@ -303,6 +320,28 @@ fn none_was_forbidden(cluster: &Cluster) -> Result<()> {
         ensure!(refused.is_empty(), "{program} was forbidden requests: {refused:#?}");
     }
     Ok(())
+}
+
+fn exit_code(pod: &Pod) -> Option<i32> {
+    let state = pod.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()?;
+    Some(state.terminated.as_ref()?.exit_code)
+}
+
+/// Waits until no pod of ours, no DaemonSet of the operator and no registration of the webhook is left.
+async fn nothing_is_left(cluster: &mut Cluster) -> Result<()> {
+    let pods = cluster.pods(SYSTEM_NAMESPACE);
+    no_pods(cluster, "our pods to go", &pods).await?;
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    cluster
+        .until("what the programs made to go", TIMEOUT, || async {
+            let sets = sets.list(&ListParams::default()).await?.items;
+            let registered = hooks.get_opt(WEBHOOK).await?.is_some();
+            Ok(Seen::from_bool(sets.is_empty() && !registered, || {
+                format!("{} DaemonSets left, registered: {registered}", sets.len())
+            }))
+        })
+        .await
 }
 
 async fn no_pods(cluster: &mut Cluster, what: &str, pods: &Api<Pod>) -> Result<()> {

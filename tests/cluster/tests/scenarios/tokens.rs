@@ -36,6 +36,10 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
         }
         cluster.create_pod(&namespace, name, spec).await?;
     }
+    // More cards than the node has: it never runs.
+    let mut whole = pod_spec(&[("nvidia.com/gpu", 64)]);
+    whole["nodeName"] = json!(NODE);
+    cluster.create_pod(&namespace, "whole", whole).await?;
     cluster.create_deployment(&namespace, deployment("train", 0, &[])).await?;
 
     let of_node = client(&cluster.kubeconfig_on_node("gpu-migrate-bridge", NODE).await?).await?;
@@ -75,6 +79,7 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
         (&of_node, pod("own"), &image),
         (&of_node, pod("own"), &label("app")),
         (&of_node, pod("own"), &annotation("other")),
+        (&of_node, pod("own"), &deletion),
         (&of_node, pod("other"), &annotation("gpu-migrate.io/gpu-idx-main")),
         (&of_node, pod("other"), &deletion),
         (&of_node, pod("waits"), &deletion),
@@ -95,7 +100,7 @@ pub(crate) async fn a_stolen_token_is_of_use_on_its_own_node_alone(cluster: &mut
         (&of_node, node(NODE), &annotation(CARDS_GENERATION)),
         (&of_node, pod("own"), &annotation("gpu-migrate.io/gpu-idx-main")),
         (&of_node, pod("own"), &annotation("tencent.com/predicate-gpu-idx-0")),
-        (&of_node, pod("own"), &deletion),
+        (&of_node, pod("whole"), &deletion),
         (&of_node, shadow(NODE), &report(NODE)),
         (&extender, pod("waits"), &ungate),
         (&extender, node(OTHER), &annotation(CARDS_GENERATION)),
