@@ -306,3 +306,48 @@ fn a_policy_that_is_reached_twice_is_one() {
         "{err}"
     );
 }
+
+#[test]
+fn a_foreign_kind_is_in_the_waves_once_the_config_names_it() {
+    let waved = POLICY.replace(
+        "convert:",
+        "rollout: {waves: [{workloads: [Rollout/default/x]}, {percent: 100}]}, convert:",
+    );
+    let object = |kind: &str, api: &str| {
+        format!(
+            "---\n{{apiVersion: {api}, kind: {kind}, metadata: {{name: x}}, spec: {{selector: {{}}, template: {{spec: {{containers: [{{name: c, image: i, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]}}}}}}}}\n"
+        )
+    };
+    let config = "---\n{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUConfig, metadata: {name: cluster}, spec: {workloadKinds: [{name: Rollout.argoproj.io}]}}\n";
+    let rollout = object("Rollout", "argoproj.io/v1alpha1");
+    let (_, out, err) = run(&["plan", "-o", "summary", "-f", "-"], &format!("{waved}{rollout}"));
+    assert!(out.contains("or name Rollout.argoproj.io in spec.workloadKinds of the GPUConfig"), "{out}{err}");
+    let (_, out, err) = run(&["plan", "-o", "summary", "-f", "-"], &format!("{waved}{rollout}{config}"));
+    assert!(out.contains("1 whole card; converted in wave 1 of 2"), "{out}{err}");
+    let ray = object("RayCluster", "ray.io/v1");
+    let (_, out, err) = run(&["plan", "-o", "summary", "-f", "-"], &format!("{waved}{ray}{config}"));
+    assert!(out.contains("KubeRay does not replace running pods"), "{out}{err}");
+}
+
+#[test]
+fn requests_of_other_systems_are_named_with_what_is_lost() {
+    let pod = |name: &str, annotations: &str, limits: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{containers: [{{name: c, image: i, resources: {{limits: {{{limits}}}}}}}]}}}}\n"
+        )
+    };
+    let text = [
+        POLICY.to_owned(),
+        pod("volcano", "", "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 1024"),
+        pod("kai", "gpu-fraction: '0.5'", "cpu: 1"),
+        pod("both", "gpu-fraction: '0.5'", "nvidia.com/gpu: 1"),
+    ];
+    let (_, out, err) = run(&["plan", "-o", "summary", "-f", "-"], &text.concat());
+    for part in [
+        "it requests no card; it requests shares of Volcano (volcano.sh/vgpu-memory, volcano.sh/vgpu-number)",
+        "it requests no card; it requests shares of KAI (gpu-fraction)",
+        "1 whole card → 50 cores and 21 blocks (5.25 GiB); it requests shares of KAI (gpu-fraction)",
+    ] {
+        assert!(out.contains(part), "{part} is not in\n{out}{err}");
+    }
+}

@@ -3,6 +3,7 @@
 mod observe;
 mod write;
 
+use crate::kinds::Described;
 use crate::metrics::Metrics;
 use crate::nodes::decide::{self, NodeInput, NodePlan, desired};
 use crate::nodes::{Desired, Labels, NodeView, OperatorCondition, daemonsets};
@@ -11,6 +12,7 @@ use gpu_migrate_model::crd::{GPUConfigStatus, GPUShadow, PluginMode};
 use jiff::Timestamp;
 use kube::Client;
 use observe::ClusterState;
+pub(crate) use observe::NAME;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -175,7 +177,12 @@ fn status(
         true => OperatorCondition::new(kind, false, "None", quiet),
         false => OperatorCondition::new(kind, true, reason, some_of(&found)),
     };
+    let kinds = spec.workload_kinds.iter().filter_map(|entry| Described::of(entry).err()).collect::<Vec<_>>();
     let conditions = vec![
+        match kinds.is_empty() {
+            true => OperatorCondition::new("WorkloadKindsValid", true, "Valid", "every kind is described"),
+            false => OperatorCondition::new("WorkloadKindsValid", false, "Invalid", some_of(&kinds)),
+        },
         match waiting.is_empty() {
             true => OperatorCondition::new(
                 "Ready",

@@ -1,6 +1,6 @@
 //! Operator: reconciles GPUConfig and GPUMigration.
 //!
-//! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`pools`] (settings of a node), [`nodes`] (its
+//! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`kinds`] (foreign kinds of them), [`pools`] (settings of a node), [`nodes`] (its
 //! components and the steps between plugin modes), [`patches`] (bodies of writes). Feature `server`: `migrations` and `config` (the
 //! reconcilers), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown).
 
@@ -8,6 +8,7 @@
 pub mod args;
 #[cfg(feature = "server")]
 pub mod config;
+pub mod kinds;
 #[cfg(feature = "server")]
 mod metrics;
 #[cfg(feature = "server")]

@@ -1,11 +1,13 @@
 //! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered.
 
+use crate::config;
+use crate::kinds::Described;
 use crate::metrics::{ActionLabels, Metrics, PolicyLabels};
 use crate::patches;
 use crate::project::{Listed, ListedPod, Observed, Workload, missing};
 use crate::query::Prometheus;
 use crate::waves::{Action, BlockingPod, Decision, Input, Key, step};
-use gpu_migrate_model::crd::{GPUMigration, GPUMigrationSpec};
+use gpu_migrate_model::crd::{GPUConfig, GPUMigration, GPUMigrationSpec};
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::watch;
 use jiff::Timestamp;
@@ -22,6 +24,7 @@ use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const MANAGER: &str = "gpu-migrate-operator";
@@ -164,9 +167,13 @@ impl Migrations {
             Action::RollBack(key, _) => (key, "roll_back"),
             Action::DeletePod(key, pod) => return self.delete_pod(key, pod).await,
         };
-        let patch = patches::action(action, listed.version(key), now);
+        let foreign = listed.foreign(key);
+        let patch = patches::action(action, listed.version(key), foreign, now);
         let group = if key.kind == "CronJob" { "batch" } else { "apps" };
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", &key.kind));
+        let resource = foreign.map_or_else(
+            || ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", &key.kind)),
+            |foreign| api_resource(&foreign.kind),
+        );
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch_metadata(&key.name, &params, &Patch::Merge(&patch)).await {
@@ -220,10 +227,29 @@ impl Migrations {
         }
     }
 
+    /// The kinds that the GPUConfig switches on.
+    async fn kinds(&self) -> kube::Result<Vec<Arc<Described>>> {
+        let config = match Api::<GPUConfig>::all(self.client.clone()).get_opt(config::NAME).await {
+            Ok(config) => config,
+            // Reported where the GPUConfig is reconciled.
+            Err(kube::Error::SerdeError(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let entries = config.into_iter().flat_map(|config| config.spec.workload_kinds);
+        Ok(entries
+            .filter_map(|entry| {
+                let kind = Described::of(&entry);
+                kind.inspect_err(|error| tracing::warn!(error, "an entry of the GPUConfig is ignored")).ok()
+            })
+            .map(Arc::new)
+            .collect())
+    }
+
     async fn list(&self, policies: Vec<(String, GPUMigrationSpec)>) -> kube::Result<Listed> {
         let opted_in = ListParams::default().labels(&format!("{}=true", names::OPT_IN));
         let namespaces = Api::<Namespace>::all(self.client.clone()).list(&opted_in).await?.items;
         let mut listed = Listed { policies, namespaces, ..Listed::default() };
+        let kinds = self.kinds().await?;
         for namespace in listed.namespaces.iter().map(kube::ResourceExt::name_any) {
             let of = || (self.client.clone(), namespace.as_str());
             let workloads = &mut listed.workloads;
@@ -234,10 +260,37 @@ impl Migrations {
             each(namespaced::<DaemonSet>(of()), |one| workloads.extend(Workload::of_daemon_set(&one)))
                 .await?;
             each(namespaced::<CronJob>(of()), |one| workloads.extend(Workload::of_cron_job(&one))).await?;
+            for kind in &kinds {
+                let api = Api::<DynamicObject>::namespaced_with(
+                    self.client.clone(),
+                    &namespace,
+                    &api_resource(kind),
+                );
+                let read = |one: DynamicObject| {
+                    let object = serde_json::to_value(one).ok()?;
+                    Workload::of_foreign(kind, object)
+                };
+                match each(api, |one| workloads.extend(read(one))).await {
+                    // Its CustomResourceDefinition is not installed.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    Err(kube::Error::Api(status)) if status.code == 403 => {
+                        tracing::warn!(
+                            kind = kind.spec.name,
+                            "not allowed to list workloads of this kind: grant list and patch (chart: operator.workloadKinds)"
+                        );
+                    }
+                    listed => listed?,
+                }
+            }
             each(namespaced::<Pod>(of()), |one| listed.pods.extend(ListedPod::of(&one))).await?;
         }
         Ok(listed)
     }
+}
+
+fn api_resource(kind: &Described) -> ApiResource {
+    let gvk = GroupVersionKind::gvk(&kind.group, &kind.spec.version, &kind.kind);
+    ApiResource::from_gvk_with_plural(&gvk, &kind.spec.plural)
 }
 
 fn namespaced<K>((client, namespace): (Client, &str)) -> Api<K>
@@ -267,7 +320,7 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::{Value, json};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     /// Method and path, and body, of every write.
     type Written = Arc<Mutex<Vec<(String, Value)>>>;

@@ -1,5 +1,6 @@
 //! Bodies of the patches that the operator writes. Pure.
 
+use crate::project::Foreign;
 use crate::waves::{Action, Decision, Key, workloads};
 use gpu_migrate_model::crd::{Counts, MigrationPhase};
 use gpu_migrate_model::names;
@@ -14,17 +15,19 @@ use std::collections::{BTreeMap, BTreeSet};
 /// It carries the `resourceVersion` that the decision was made from, so the API server refuses it if the workload has changed
 /// since. An operator that was suspended for longer than its Lease cannot restart what its successor has restarted.
 #[must_use]
-pub fn action(action: &Action, version: Option<&str>, now: Timestamp) -> Value {
+pub fn action(action: &Action, version: Option<&str>, foreign: Option<&Foreign>, now: Timestamp) -> Value {
     let (key, conversion) = match action {
         Action::Convert(key, conversion) => (key, Some(conversion.as_str())),
         Action::RollBack(key, former) => (key, former.as_deref()),
         Action::DeletePod(key, _) => (key, None),
     };
-    let template = json!({"metadata": {
+    let metadata = json!({
         "labels": {names::CONVERT: conversion.map(|_| "true")},
         "annotations": {names::CONVERSION: conversion, "kubectl.kubernetes.io/restartedAt": now.to_string()},
-    }});
+    });
+    let template = json!({"metadata": metadata});
     let mut patch = match key.kind.as_str() {
+        _ if foreign.is_some() => foreign.map_or(Value::Null, |one| one.kind.patch(&one.object, &metadata)),
         "CronJob" => json!({"spec": {"jobTemplate": {"spec": {"template": template}}}}),
         _ => json!({"spec": {"template": template}}),
     };
@@ -158,25 +161,25 @@ mod tests {
     fn converting_adds_the_label_and_rolling_back_removes_it() {
         let key = Key { kind: "Deployment".into(), namespace: "n".into(), name: "d".into() };
         let convert = Action::Convert(key.clone(), "3".into());
-        let convert = action(&convert, Some("7"), now());
+        let convert = action(&convert, Some("7"), None, now());
         assert_eq!(convert["metadata"]["resourceVersion"], "7", "only if it has not changed since");
         assert_eq!(
             convert["spec"]["template"]["metadata"]["labels"],
             json!({"gpu-migrate.io/convert": "true"})
         );
         assert_eq!(convert["spec"]["template"]["metadata"]["annotations"]["gpu-migrate.io/conversion"], "3");
-        let former = action(&Action::RollBack(key.clone(), Some("2".into())), None, now());
+        let former = action(&Action::RollBack(key.clone(), Some("2".into())), None, None, now());
         assert_eq!(
             former["spec"]["template"]["metadata"]["labels"],
             json!({"gpu-migrate.io/convert": "true"})
         );
         assert_eq!(former["spec"]["template"]["metadata"]["annotations"]["gpu-migrate.io/conversion"], "2");
         let back = Action::RollBack(key, None);
-        let back = action(&back, None, now());
+        let back = action(&back, None, None, now());
         assert_eq!(back["spec"]["template"]["metadata"]["labels"], json!({"gpu-migrate.io/convert": null}));
         let cron = Key { kind: "CronJob".into(), namespace: "n".into(), name: "c".into() };
         let cron = Action::Convert(cron, "3".into());
-        let cron = action(&cron, None, now());
+        let cron = action(&cron, None, None, now());
         assert!(cron.pointer("/spec/jobTemplate/spec/template/metadata/labels").is_some());
     }
 }

@@ -1,5 +1,6 @@
 //! The workloads of a project, from lists of the API server. Pure.
 
+use crate::kinds::{Described, display, why_not};
 use crate::waves::{BlockingPod, Key, Management, ObservedWorkload};
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::crd::{Counts, GPUMigrationSpec, Match, MigrationMode, specificity};
@@ -11,6 +12,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod, PodTemplateSpe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use kube::core::{Selector, SelectorExt as _};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 type Labels = BTreeMap<String, String>;
 
@@ -29,6 +31,18 @@ pub struct Workload {
     /// Its pods are replaced in order: one that is not ready keeps it from going on.
     ordered: bool,
     replicas: u32,
+    /// The object that controls it.
+    owner: Option<Key>,
+    /// Of a kind that is not Kubernetes' own: the merge patch of its pod templates for given metadata is made from it.
+    foreign: Option<Foreign>,
+}
+
+/// An object of a described kind, as far as a patch of it needs that.
+#[derive(Clone, Debug)]
+pub struct Foreign {
+    pub kind: Arc<Described>,
+    /// Without its status.
+    pub object: serde_json::Value,
 }
 
 /// What of a pod matters here. A namespace may have tens of thousands, so nothing else is kept.
@@ -133,6 +147,12 @@ impl Listed {
         self.workloads.iter().find(|workload| workload.key == *key)?.version.as_deref()
     }
 
+    /// The object behind a workload of a described kind.
+    #[must_use]
+    pub fn foreign(&self, key: &Key) -> Option<&Foreign> {
+        self.workloads.iter().find(|workload| workload.key == *key)?.foreign.as_ref()
+    }
+
     /// The project as the policy `name` sees it.
     #[must_use]
     pub fn of_policy(&self, name: &str) -> Observed {
@@ -154,7 +174,10 @@ impl Listed {
             }
         }
         let mut observed = Observed::default();
-        for workload in self.workloads.iter().filter(|workload| workload.is_relevant()) {
+        let known = self.workloads.iter().map(|workload| &workload.key).collect::<BTreeSet<_>>();
+        // What a listed object controls is converted with that.
+        let top = |workload: &&Workload| workload.owner.as_ref().is_none_or(|owner| !known.contains(owner));
+        for workload in self.workloads.iter().filter(|workload| workload.is_relevant()).filter(top) {
             let namespace = workload.key.namespace.as_str();
             match governing(namespace, workload.labels()) {
                 Governing::Policy(policy) if policy == name => {
@@ -168,19 +191,22 @@ impl Listed {
                 Governing::None | Governing::Policy(_) | Governing::Conflict(_) => {}
             }
         }
-        let known = self.workloads.iter().map(|workload| &workload.key).collect::<BTreeSet<_>>();
-        let mut others: BTreeMap<Key, u32> = BTreeMap::new();
+        let mut others: BTreeMap<Key, (u32, Option<&'static str>)> = BTreeMap::new();
         for pod in pods.values().flatten() {
             if let Some(owner) = pod.other_owner(&known) {
-                *others.entry(owner).or_default() += u32::from(pod.policy.is_some());
+                let why =
+                    pod.controller.as_ref().and_then(|owner| why_not(&owner.kind, group(&owner.api_version)));
+                let entry = others.entry(owner).or_insert((0, why));
+                entry.0 += u32::from(pod.policy.is_some());
             }
         }
-        observed.workloads.extend(others.into_iter().map(|(key, shared_pods)| ObservedWorkload {
+        observed.workloads.extend(others.into_iter().map(|(key, (shared_pods, why))| ObservedWorkload {
             key,
             management: Management::Unmanaged,
             note: Some(format!(
-                "not restarted by the operator; converts when it is recreated with the label {}: \"true\" on its pods",
-                names::CONVERT
+                "not restarted by the operator; converts when it is recreated with the label {}: \"true\" on its pods{}",
+                names::CONVERT,
+                why.map(|why| format!(": {why}")).unwrap_or_default()
             )),
             rolled_out: true,
             shared_pods,
@@ -294,15 +320,23 @@ impl ListedPod {
             "StatefulSet" | "DaemonSet" if ours => None,
             "ReplicaSet" if ours => {
                 if let Some(rollout) = parent("rollouts-pod-template-hash") {
-                    return Some(key("Rollout", rollout));
+                    let rollout = key("Rollout", rollout);
+                    return (!known.contains(&rollout)).then_some(rollout);
                 }
                 let deployment = parent("pod-template-hash").map(|name| key("Deployment", name));
                 let listed = deployment.is_some_and(|deployment| known.contains(&deployment));
                 (!listed).then(|| key("ReplicaSet", &owner.name))
             }
-            kind => Some(key(kind, &owner.name)),
+            kind => {
+                let owner = key(&display(kind, &owner.api_version), &owner.name);
+                (!known.contains(&owner)).then_some(owner)
+            }
         }
     }
+}
+
+fn group(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
 /// Why a container does not run, in the kubelet's words.
@@ -338,7 +372,7 @@ impl Workload {
     }
 
     /// As observed, with the pods of its namespace.
-    fn observe(&self, pods: &[&ListedPod]) -> ObservedWorkload {
+    pub(crate) fn observe(&self, pods: &[&ListedPod]) -> ObservedWorkload {
         let labelled = is_labelled(self.labels());
         let annotations = self.template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
         let selector = Selector::try_from(self.selector.clone()).ok();
@@ -396,6 +430,13 @@ fn management(kind: &str, meta: &ObjectMeta, by_hand: Option<&str>) -> (Manageme
     }
 }
 
+/// The controller of an object, as a workload.
+fn owner(meta: &ObjectMeta) -> Option<Key> {
+    let owner = controller(meta)?;
+    let kind = display(&owner.kind, &owner.api_version);
+    Some(Key { kind, namespace: meta.namespace.clone()?, name: owner.name.clone() })
+}
+
 fn key(kind: &str, meta: &ObjectMeta) -> Option<Key> {
     Some(Key { kind: kind.to_owned(), namespace: meta.namespace.clone()?, name: meta.name.clone()? })
 }
@@ -406,6 +447,41 @@ fn is_current(meta: &ObjectMeta, observed: Option<i64>) -> bool {
 }
 
 impl Workload {
+    /// Of a kind that [`crate::kinds`] describes.
+    pub(crate) fn described(
+        (key, meta): (Key, &ObjectMeta),
+        template: PodTemplateSpec,
+        selector: LabelSelector,
+        rolled_out: bool,
+        by_hand: Option<&str>,
+        replicas: u32,
+    ) -> Self {
+        let (management, note) = management(&key.kind, meta, by_hand);
+        Self {
+            key,
+            version: meta.resource_version.clone(),
+            template,
+            selector,
+            rolled_out,
+            management,
+            note,
+            ordered: false,
+            replicas,
+            owner: owner(meta),
+            foreign: None,
+        }
+    }
+
+    /// Of an object of a described kind.
+    #[must_use]
+    pub fn of_foreign(kind: &Arc<Described>, mut object: serde_json::Value) -> Option<Self> {
+        let workload = kind.workload(&object)?;
+        if let Some(object) = object.as_object_mut() {
+            object.remove("status");
+        }
+        Some(Self { foreign: Some(Foreign { kind: Arc::clone(kind), object }), ..workload })
+    }
+
     #[must_use]
     pub fn of_deployment(object: &Deployment) -> Option<Self> {
         let (spec, status) = (object.spec.as_ref()?, object.status.clone().unwrap_or_default());
@@ -424,6 +500,8 @@ impl Workload {
             note,
             ordered: false,
             replicas: wanted.try_into().unwrap_or(0),
+            owner: owner(&object.metadata),
+            foreign: None,
         })
     }
 
@@ -451,6 +529,8 @@ impl Workload {
             note,
             ordered: spec.pod_management_policy.as_deref() != Some("Parallel"),
             replicas: wanted.try_into().unwrap_or(0),
+            owner: owner(&object.metadata),
+            foreign: None,
         })
     }
 
@@ -474,6 +554,8 @@ impl Workload {
             note,
             ordered: false,
             replicas: wanted.try_into().unwrap_or(0),
+            owner: owner(&object.metadata),
+            foreign: None,
         })
     }
 
@@ -496,6 +578,8 @@ impl Workload {
             note,
             ordered: false,
             replicas: 1,
+            owner: owner(&object.metadata),
+            foreign: None,
         })
     }
 }
@@ -511,6 +595,7 @@ pub fn missing(spec: &GPUMigrationSpec, seen: &[ObservedWorkload]) -> BTreeSet<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpu_migrate_model::crd::WorkloadKind;
     use serde_json::{Value, json};
 
     fn listed(objects: Value) -> Listed {
@@ -697,8 +782,35 @@ mod tests {
         let others = seen.iter().filter(|one| one.management == Management::Unmanaged);
         assert_eq!(
             others.map(|one| one.key.to_string()).collect::<Vec<_>>(),
-            ["RayCluster/a/ray", "ReplicaSet/a/alone", "Rollout/a/canary", "StatefulSet/a/set"]
+            [
+                "RayCluster/a/ray",
+                "ReplicaSet/a/alone",
+                "Rollout/a/canary",
+                "StatefulSet.apps.kruise.io/a/set"
+            ]
         );
+    }
+
+    #[test]
+    fn a_described_kind_is_a_workload_and_what_it_controls_is_none() {
+        let rollout = json!({"metadata": {"name": "canary", "namespace": "a", "generation": 1},
+            "spec": {"selector": {"matchLabels": {"app": "canary"}}, "template": template(json!({"app": "canary"}), 1)},
+            "status": {"observedGeneration": "1", "phase": "Healthy"}});
+        let owner = json!([{"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "name": "canary", "uid": "u", "controller": true}]);
+        let mut owned = deployment("a", "made", json!({}), 2, 3);
+        owned["metadata"]["ownerReferences"] = owner;
+        let pod = json!({"kind": "Pod", "metadata": {"name": "canary-6f7c-x", "namespace": "a", "labels": {"app": "canary", "rollouts-pod-template-hash": "6f7c"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "canary-6f7c", "uid": "u", "controller": true}]},
+            "spec": template(json!({}), 1)["spec"]});
+        let mut listed = listed(json!([namespace("a", Some("p"), "true"), owned, pod]));
+        let kind =
+            Described::of(&WorkloadKind { name: "Rollout.argoproj.io".into(), ..WorkloadKind::default() });
+        listed.workloads.extend(Workload::of_foreign(&Arc::new(kind.unwrap()), rollout));
+        let key = Key { kind: "Rollout".into(), namespace: "a".into(), name: "canary".into() };
+        assert!(listed.foreign(&key).unwrap().object["status"].is_null());
+        let seen = observed(listed, policy("p")).workloads;
+        assert_eq!(names(&seen), ["canary"]);
+        assert_eq!((seen[0].management, seen[0].rolled_out, seen[0].cards), (Management::Restart, true, 1));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{Answer, Snapshot, quota, verify};
 use crate::exit::Exit;
 use crate::manifest::{Manifest, Origin, Source};
 use crate::plan::decide::{Rules, decide};
-use crate::plan::{Fallback, Outcome};
+use crate::plan::{Fallback, Outcome, systems};
 use crate::style::{ADDED, FAINT, REMOVED, WARNING, counted, paint};
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::ask::PodAsk;
@@ -21,7 +21,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Lowest minor version of Kubernetes: admission policies in CEL are stable from there on.
 const LOWEST_MINOR: u32 = 30;
@@ -47,7 +47,7 @@ pub struct Finding {
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     type Check = fn(&Snapshot, &mut Report);
-    let checks: [(&'static str, Check); 13] = [
+    let checks: [(&'static str, Check); 14] = [
         ("versions", versions),
         ("runtime", nodes::runtime),
         ("kubelets", nodes::kubelets),
@@ -60,6 +60,7 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         ("schedulers", schedulers::extenders),
         ("quotas", quotas),
         ("pods", pods),
+        ("other systems", other_systems),
         ("invariants", invariants),
     ];
     let mut all = Vec::new();
@@ -416,6 +417,26 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
     }
     let converted = plan.converted().filter(|(_, converted)| !converted.guard).count();
     report.good(format!("running pods that would be converted: {converted}; none is an obstacle"));
+}
+
+/// Running pods of other systems that share cards.
+fn other_systems(snapshot: &Snapshot, report: &mut Report) {
+    let mut found: BTreeMap<&str, (usize, String)> = BTreeMap::new();
+    for pod in snapshot.pods.iter().filter(|pod| !is_terminal(pod)) {
+        let value = serde_json::to_value(pod).unwrap_or_default();
+        for request in systems::requests(&value) {
+            let first = || format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+            found.entry(request.system).or_insert_with(|| (0, first())).0 += 1;
+        }
+    }
+    for (system, (count, first)) in &found {
+        report.add(
+            Level::Warn,
+            format!("{} of {system}; first {first}", counted(*count, "pod")),
+            "They keep their requests. Keep that system's plugin off nodes that are bridged: two plugins would give out the same cards",
+        );
+    }
+    report.good("no pod requests shares of another system".to_owned());
 }
 
 fn init_asks(pod: &Pod) -> bool {

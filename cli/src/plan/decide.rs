@@ -1,13 +1,14 @@
 //! The decision on each object: its policy, and the webhook's rewrite of its pods.
 
-use super::indirect;
 use super::waves::{WaveOf, waves};
 use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
+use super::{indirect, systems};
 use crate::manifest::{Manifest, Origin, Source};
 use gpu_migrate_model::ask::{Demand, PodAsk};
-use gpu_migrate_model::crd::{GPUMigration, GPUShadow, read_strict};
+use gpu_migrate_model::crd::{GPUConfig, GPUMigration, GPUShadow, read_strict};
 use gpu_migrate_model::names::{self, Dialect, GROUP};
 use gpu_migrate_model::units::Cores;
+use gpu_migrate_operator::kinds::Described;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
 use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{PlanError, Rewrite, Subject, rewrite_template};
@@ -18,6 +19,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A policy that cannot be used.
@@ -49,6 +51,8 @@ pub struct Rules {
     pub namespaces: Namespaces,
     /// By the GPUShadows among the manifests.
     pub(super) cluster: ClusterFacts,
+    /// Foreign kinds that the operator converts, by the GPUConfig among the manifests.
+    pub(super) kinds: Vec<Arc<Described>>,
 }
 
 impl Rules {
@@ -57,6 +61,7 @@ impl Rules {
     pub fn take_from(manifests: &mut Vec<Manifest>) -> (Self, Vec<PolicyProblem>) {
         let (mut migrations, mut namespaces, mut problems) = (Vec::new(), Namespaces::new(), Vec::new());
         let mut cluster = ClusterFacts::default();
+        let mut kinds = Vec::new();
         manifests.retain(|manifest| {
             let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
             match (group, manifest.kind.as_str()) {
@@ -69,6 +74,11 @@ impl Rules {
                     let cards = shadow.and_then(|shadow| shadow.status).unwrap_or_default().cards;
                     let memory = cards.iter().map(|card| card.card.memory_mib);
                     cluster.largest_card_mib = memory.chain(cluster.largest_card_mib).max();
+                }
+                (GROUP, "GPUConfig") => {
+                    let config = serde_json::from_value::<GPUConfig>(manifest.value.clone()).ok();
+                    let entries = config.map(|config| config.spec.workload_kinds).unwrap_or_default();
+                    kinds.extend(entries.iter().filter_map(|entry| Described::of(entry).ok()).map(Arc::new));
                 }
                 ("", "Namespace") => match read_labels(manifest) {
                     Ok(labels) => drop(namespaces.insert(manifest.name.clone(), labels)),
@@ -86,7 +96,7 @@ impl Rules {
                 .into_iter()
                 .map(|r| PolicyProblem::Rejected { name: r.name, reason: r.reason.to_string() }),
         );
-        (Self { policies, migrations, policy_count, namespaces, cluster }, problems)
+        (Self { policies, migrations, policy_count, namespaces, cluster, kinds }, problems)
     }
 }
 
@@ -139,22 +149,25 @@ pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) 
     let (mut places, mut pods, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for mut manifest in manifests {
         let Some(form) = manifest.pod_form() else {
-            match indirect::outcome(&manifest, rules, default_namespace) {
-                Some(outcome) => others.push(Entry { manifest, outcome }),
-                None => plan.without_pods += 1,
-            }
+            others.push(manifest);
             continue;
         };
         let bare = normalize(&mut manifest.value, form.pointer());
         places.push(Place { pointer: form.pointer(), bare });
         pods.push(manifest);
     }
-    let waves = waves(&rules.migrations, &pods, &rules.namespaces, default_namespace);
+    let all = pods.iter().chain(&others);
+    let waves = waves(&rules.migrations, all, &rules.namespaces, &rules.kinds, default_namespace);
     for (manifest, place) in pods.into_iter().zip(places) {
         let outcome = decide_one(&manifest, place, rules, &waves, default_namespace);
         plan.entries.push(Entry { manifest, outcome });
     }
-    plan.entries.extend(others);
+    for manifest in others {
+        match indirect::outcome(&manifest, rules, &waves, default_namespace) {
+            Some(outcome) => plan.entries.push(Entry { manifest, outcome }),
+            None => plan.without_pods += 1,
+        }
+    }
     plan
 }
 
@@ -206,13 +219,22 @@ fn decide_one(
             return Outcome::LeftAlone { why: not_in_waves(turn).to_owned() };
         }
     }
-    match written {
+    let mut outcome = match written {
         Err(error) => {
             let why = format!("{}: {error}", field(place.pointer));
             Outcome::CannotConvert { why, then: Fallback::Invalid }
         }
         Ok(rewrite) => outcome(manifest, place, (before, rewrite), turn, (known, rules)),
+    };
+    if let Some(lost) = systems::lost(&template) {
+        match &mut outcome {
+            Outcome::Converted(converted) => converted.notes.push(lost),
+            Outcome::LeftAlone { why } | Outcome::Indirect { why } | Outcome::CannotConvert { why, .. } => {
+                *why += &format!("; {lost}");
+            }
+        }
     }
+    outcome
 }
 
 /// Whether it would be in the rollout with the label of a wave: a policy without waves does not look at it.

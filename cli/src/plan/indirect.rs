@@ -2,13 +2,16 @@
 //! Found by form, not by kind: a pod template, or `resources` that name a card, anywhere in the object.
 
 use super::decide::{Rules, demand, is_waved, normalize, reason};
+use super::waves::WaveOf;
 use super::{Outcome, described};
 use crate::manifest::Manifest;
 use gpu_migrate_model::names::{CONVERT, Dialect};
+use gpu_migrate_operator::kinds::{display, shipped, why_not};
 use gpu_migrate_webhook::convert::is_gpu;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Where an object requests cards: a path as people write it.
 enum Place {
@@ -18,7 +21,12 @@ enum Place {
 }
 
 /// What becomes of the pods of an object; `None` where it requests no card.
-pub(super) fn outcome(manifest: &Manifest, rules: &Rules, default_namespace: &str) -> Option<Outcome> {
+pub(super) fn outcome(
+    manifest: &Manifest,
+    rules: &Rules,
+    waves: &BTreeMap<String, WaveOf>,
+    default_namespace: &str,
+) -> Option<Outcome> {
     let mut places = Vec::new();
     for (key, value) in manifest.value.as_object()? {
         // What a controller reports is not what it makes.
@@ -27,9 +35,14 @@ pub(super) fn outcome(manifest: &Manifest, rules: &Rules, default_namespace: &st
         }
     }
     let namespace = manifest.namespace.as_deref().unwrap_or(default_namespace);
+    let turn = waves.get(&format!(
+        "{}/{namespace}/{}",
+        display(&manifest.kind, &manifest.api_version),
+        manifest.name
+    ));
     let why = places.into_iter().map(|place| match place {
         Place::Template(path, template) => {
-            format!("{path}: {}", of_template(manifest, namespace, template, rules))
+            format!("{path}: {}", of_template(manifest, namespace, template, (rules, turn.copied())))
         }
         Place::Resources(path, resource) => {
             format!("{path}: requests {resource}; how its pods look is known when they are created")
@@ -74,7 +87,12 @@ fn requested(resources: &Value) -> Option<String> {
     names.find(|name| is_gpu(name, &Dialect::default())).cloned()
 }
 
-fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules: &Rules) -> String {
+fn of_template(
+    manifest: &Manifest,
+    namespace: &str,
+    mut template: Value,
+    (rules, turn): (&Rules, Option<WaveOf>),
+) -> String {
     if normalize(&mut template, "") {
         template["metadata"] = json!({});
     }
@@ -82,7 +100,10 @@ fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules:
     let namespace_labels = rules.namespaces.get(namespace);
     let subject = Subject { namespace, namespace_labels, controller, cluster: &rules.cluster };
     let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
-    let before = demand(&template, "").map_or_else(|| "?".to_owned(), described);
+    let mut before = demand(&template, "").map_or_else(|| "?".to_owned(), described);
+    if let Some(lost) = super::systems::lost(&template) {
+        before += &format!(" ({lost})");
+    }
     let found = match rewrite(&template) {
         Ok(found) => found,
         Err(error) => return error.to_string(),
@@ -90,9 +111,13 @@ fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules:
     let patch = if found.audit_patch.is_empty() { &found.patch } else { &found.audit_patch };
     let mut after = template.clone();
     match &found.outcome {
-        webhook::Outcome::Skipped(Skip::NotInRollout) if is_waved(rules, &rewrite, &template) => {
-            format!("{before}; left alone: set the label {CONVERT}: \"true\" in this template")
-        }
+        webhook::Outcome::Skipped(Skip::NotInRollout) if is_waved(rules, &rewrite, &template) => match turn {
+            Some(WaveOf::Wave(wave, of)) => format!("{before}; converted in wave {wave} of {of}"),
+            _ => format!(
+                "{before}; left alone: set the label {CONVERT}: \"true\" in this template{}",
+                instead(manifest)
+            ),
+        },
         webhook::Outcome::Skipped(skip) => format!("{before}; left alone: {}", reason(*skip)),
         webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
             format!("{before}; cannot be converted: {why}")
@@ -100,6 +125,21 @@ fn of_template(manifest: &Manifest, namespace: &str, mut template: Value, rules:
         _ if patch.is_empty() || json_patch::patch(&mut after, patch).is_err() => before,
         webhook::Outcome::Audited => format!("{before} → {} (mode Audit: not yet)", asks(&after)),
         webhook::Outcome::Converted | webhook::Outcome::Guarded => format!("{before} → {}", asks(&after)),
+    }
+}
+
+/// What the operator can do with the kind, or why it cannot.
+fn instead(manifest: &Manifest) -> String {
+    let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
+    let name = format!("{}.{group}", manifest.kind);
+    match why_not(&manifest.kind, group) {
+        Some(why) => format!("; {why}"),
+        None if shipped().iter().any(|kind| kind.name == name) => {
+            format!(
+                ", or name {name} in spec.workloadKinds of the GPUConfig: then the operator does, in waves"
+            )
+        }
+        None => String::new(),
     }
 }
 

@@ -4,6 +4,7 @@ pub mod decide;
 pub mod diff;
 mod indirect;
 pub mod show;
+pub mod systems;
 mod waves;
 
 use crate::manifest::Manifest;

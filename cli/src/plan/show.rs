@@ -50,7 +50,10 @@ pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
         n => writeln!(out, "({n} other objects make no pods)")?,
     }
     group(out, "Converted", ADDED, plan, |outcome| match outcome {
-        Outcome::Converted(converted) => Some(converted.change()),
+        Outcome::Converted(converted) => {
+            let notes = converted.notes.iter().filter(|note| note.starts_with("it requests shares of"));
+            Some(notes.fold(converted.change(), |text, note| format!("{text}; {note}")))
+        }
         _ => None,
     })?;
     let others = "Of other controllers (their pods are converted as they are created; the operator does not restart them)";

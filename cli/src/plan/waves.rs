@@ -4,12 +4,14 @@ use super::Namespaces;
 use crate::manifest::Manifest;
 use gpu_migrate_model::crd::{GPUMigration, GPUMigrationStatus};
 use gpu_migrate_model::names;
+use gpu_migrate_operator::kinds::Described;
 use gpu_migrate_operator::project::{Listed, Workload};
 use gpu_migrate_operator::waves::{Management, assign};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The wave of a workload whose policy has waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,16 +24,17 @@ pub(super) enum WaveOf {
 }
 
 /// The waves of all workloads, by `Kind/namespace/name`. Bare pods and Jobs are not in it.
-pub(super) fn waves(
+pub(super) fn waves<'m>(
     migrations: &[GPUMigration],
-    manifests: &[Manifest],
+    manifests: impl Iterator<Item = &'m Manifest>,
     namespaces: &Namespaces,
+    kinds: &[Arc<Described>],
     default_namespace: &str,
 ) -> BTreeMap<String, WaveOf> {
     if migrations.iter().all(|migration| migration.spec.rollout.waves.is_empty()) {
         return BTreeMap::new();
     }
-    let mut listed = listed(manifests, namespaces, default_namespace);
+    let mut listed = listed(manifests, namespaces, kinds, default_namespace);
     listed.policies = migrations.iter().map(|one| (one.name_any(), one.clone().in_force().spec)).collect();
     let mut found = BTreeMap::new();
     for migration in migrations {
@@ -54,14 +57,21 @@ pub(super) fn waves(
 }
 
 /// What the operator would list. A namespace whose labels are not given counts as opted in, as for the webhook.
-fn listed(manifests: &[Manifest], namespaces: &Namespaces, default_namespace: &str) -> Listed {
+fn listed<'m>(
+    manifests: impl Iterator<Item = &'m Manifest>,
+    namespaces: &Namespaces,
+    kinds: &[Arc<Described>],
+    default_namespace: &str,
+) -> Listed {
     let mut listed = Listed::default();
     let mut used = BTreeSet::new();
     for manifest in manifests {
         let namespace = manifest.namespace.as_deref().unwrap_or(default_namespace);
         let mut object = manifest.value.clone();
         object["metadata"]["namespace"] = json!(namespace);
+        let foreign = described(manifest, kinds);
         let workload = match manifest.kind.as_str() {
+            _ if foreign.is_some() => foreign.and_then(|kind| Workload::of_foreign(kind, object)),
             "Deployment" => read(object).and_then(|object| Workload::of_deployment(&object)),
             "StatefulSet" => read(object).and_then(|object| Workload::of_stateful_set(&object)),
             "DaemonSet" => read(object).and_then(|object| Workload::of_daemon_set(&object)),
@@ -81,6 +91,12 @@ fn listed(manifests: &[Manifest], namespaces: &Namespaces, default_namespace: &s
         namespace
     }));
     listed
+}
+
+/// The description of a foreign kind, where the GPUConfig switches it on.
+pub(super) fn described<'k>(manifest: &Manifest, kinds: &'k [Arc<Described>]) -> Option<&'k Arc<Described>> {
+    let group = manifest.api_version.split_once('/').map_or("", |(group, _)| group);
+    kinds.iter().find(|kind| kind.kind == manifest.kind && kind.group == group)
 }
 
 /// An invalid object is reported where it is converted.

@@ -38,6 +38,71 @@ pub struct GPUConfigSpec {
     /// What namespaces may use at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<Quota>,
+    /// Kinds of workloads that the operator converts in waves beside Deployments, StatefulSets, DaemonSets and CronJobs. It needs the
+    /// rights `list` and `patch` on them (chart: `operator.workloadKinds`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub workload_kinds: Vec<WorkloadKind>,
+}
+
+/// A kind of workload: where its pod templates are, and when its controller has rolled a change of them out. Fields are named by JSON
+/// pointer, such as `/spec/template/metadata`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WorkloadKind {
+    /// `Kind.group`, such as `Rollout.argoproj.io`. Nothing else is needed for CloneSet, StatefulSet and DaemonSet of
+    /// `apps.kruise.io`, `Rollout.argoproj.io`, `CronWorkflow.argoproj.io`, `LeaderWorkerSet.leaderworkerset.x-k8s.io` and
+    /// `InferenceService.serving.kserve.io`.
+    #[schemars(length(min = 3))]
+    pub name: String,
+    /// Version of the API.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// Its plural, lower case, as in the CustomResourceDefinition.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub plural: String,
+    /// Its pod templates. A change of their metadata must make its controller replace the pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub templates: Vec<PodPlace>,
+    /// Label of its pods whose value is the object's name; absent: its pods are those of `/spec/selector`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name_label: Option<String>,
+    /// All pods are of the newest template and ready when all of these hold.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ready: Vec<FieldRule>,
+    /// Its controller does not replace pods by itself while one of these holds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub manual: Vec<FieldRule>,
+}
+
+/// A pod template in an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPlace {
+    /// What has the labels and annotations of the pods; not in a list.
+    pub metadata: String,
+    /// What has `containers` and `initContainers`.
+    pub spec: String,
+    /// Containers elsewhere; `*` stands for every element of a list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<String>,
+}
+
+/// What a field must be; one of the three. An element of a list is named by its `type`: `/status/conditions/Ready/status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FieldRule {
+    /// The field; `0` where it is absent.
+    pub path: String,
+    /// This value, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equals: Option<String>,
+    /// The value of this field; `1` where that is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equals_field: Option<String>,
+    /// Any other than this, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differs: Option<String>,
 }
 
 /// Nodes that are alike.
@@ -189,7 +254,7 @@ pub struct GPUConfigStatus {
     /// Each pool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolStatus>,
-    /// `Ready`, `PluginConflict`, `DriverMismatch`, `TemplatesValid`.
+    /// `Ready`, `PluginConflict`, `DriverMismatch`, `TemplatesValid`, `WorkloadKindsValid`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

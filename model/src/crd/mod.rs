@@ -9,8 +9,8 @@ mod shadow;
 mod strict;
 
 pub use config::{
-    Driver, Exporter, GPUConfig, GPUConfigSpec, GPUConfigStatus, Isolation, NodePool, OrphanNodes,
-    PluginMode, PoolStatus, Quota,
+    Driver, Exporter, FieldRule, GPUConfig, GPUConfigSpec, GPUConfigStatus, Isolation, NodePool, OrphanNodes,
+    PluginMode, PodPlace, PoolStatus, Quota, WorkloadKind,
 };
 pub use migration::{
     AcceptedSpec, CommandAction, Convert, Counts, Direction, GPUMigration, GPUMigrationSpec,
