@@ -22,6 +22,7 @@ use crate::cluster::publish::StaticStatus;
 use crate::cluster::{clean, cordon, events, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::card_map::Resolved;
+use crate::inventory::health::LastHealthy;
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
@@ -62,7 +63,9 @@ pub enum AgentError {
 pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result<(), AgentError> {
     let state_dir = state_dir(&args);
     let Some(_lock) = only_agent(&state_dir, &stop).await.map_err(AgentError::Lock)? else { return Ok(()) };
-    let (inventory, watcher) = inventory::load(&args.inventory, args.nvml_library.as_deref()).await?;
+    let (source, library) = (args.inventory.clone(), args.nvml_library.clone());
+    let loaded = others.spawn(async move { inventory::load(&source, library.as_deref()).await }).await;
+    let (inventory, watcher) = loaded.map_err(|_| TaskEnded::Returned("reading the inventory".into()))??;
     let (node, inventory) = open(&args, inventory);
     tracing::info!(
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
@@ -75,9 +78,10 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     });
     remove_old_sockets(&node.paths.device_plugins());
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
-    let health = watcher.start(others, node.clone(), stop.clone());
-    let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health));
+    let health = LastHealthy::new(&node, &watcher);
+    let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health.clone()));
     let mut tasks = Tasks::with_background(stop.clone(), others.clone());
+    tasks.spawn_background("health of the cards", watcher.run(node.clone(), health, stop.clone()));
 
     tasks.spawn("change notifier", until(stop.clone(), node.clone().forward_changes()));
     let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]

@@ -32,6 +32,10 @@ impl NodeState {
         }
     }
 
+    pub(super) fn is_claimed(&self, card: CardIndex) -> bool {
+        self.claimed.contains_key(&card)
+    }
+
     /// The driver names a card `gpu-<minor>` and a MIG device `gpu-<minor>-mig-...` (dra-driver-nvidia-gpu v0.5.0, deviceinfo.go and mig.go).
     /// All cards, where the name says nothing.
     fn cards_of_claimed(&self, device: &str) -> Vec<CardIndex> {

@@ -204,9 +204,14 @@ impl NodeState {
             .grants
             .iter()
             .filter(|(_, g)| !g.is_known() && g.resource == *resource && g.requested == *keys);
+        let claimed = |g: &Grant| {
+            g.actual.iter().any(|key| self.card_of(key).is_some_and(|card| self.is_claimed(card)))
+        };
         // Its devices may have another owner since.
         same.rfind(|(id, g)| {
-            !self.predates_checkpoint_loss(g) && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
+            !self.predates_checkpoint_loss(g)
+                && !claimed(g)
+                && g.actual.iter().all(|key| self.owner.get(key) == Some(*id))
         })
         .map(|(id, grant)| (*id, grant))
     }

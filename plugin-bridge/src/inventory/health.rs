@@ -7,6 +7,7 @@
 //! long as a row remapping waits for a reset of the card, or has failed, nothing new is allocated on it (NVIDIA, "GPU Memory Error
 //! Management"; before Ampere: a page that waits for its retirement). Running containers keep it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,17 +15,10 @@ use std::time::Duration;
 
 use gpu_migrate_model::card::Health;
 use gpu_migrate_model::units::CardIndex;
-use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enums::device::SampleValue;
-use nvml_wrapper::enums::event::XidError;
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::structs::device::FieldId;
-use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
-use nvml_wrapper::{Device, EventSet, Nvml};
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::file;
+use super::nvml_process::{CardReport, Event, Found, Message, NvmlProcess, Report, change_of};
 use crate::decide::Millis;
 use crate::node::{Node, NodeEvent};
 use crate::nvidia::HealthSource;
@@ -34,13 +28,13 @@ use gpu_migrate_kubelet_api::directory::Stamp;
 const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// How long a card must answer without a critical event before it is healthy again.
 const RECOVERY: Millis = 30_000;
-/// How long one wait for events lasts; after each, every card is queried.
-const WAIT_MS: u32 = 5_000;
+/// How long an Event gets to be written before the agent ends.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum Watcher {
-    /// From NVML, on a thread of its own.
-    Nvml(Box<Nvml>),
+    /// By NVML, and what it found first.
+    Nvml(Box<NvmlProcess>, Found),
     /// From the inventory file, when it changes.
     File(PathBuf),
 }
@@ -58,27 +52,40 @@ impl HealthSource for LastHealthy {
     }
 }
 
-impl Watcher {
-    /// Starts to report the cards' health to the state.
+impl LastHealthy {
+    /// Nothing is known yet of the cards of this node.
     #[must_use]
-    pub fn start(self, others: &Handle, node: Arc<Node>, stop: CancellationToken) -> LastHealthy {
+    pub fn new(node: &Node, watcher: &Watcher) -> Self {
+        let cards = node.with(|state, _| state.ledger().len());
+        Self {
+            cards: Arc::new((0..cards).map(|_| AtomicU64::new(0)).collect()),
+            monitored: matches!(watcher, Watcher::Nvml(..)),
+        }
+    }
+}
+
+impl Watcher {
+    /// Reports the cards' health to the state until `stop`, or until the cards are others than those that the agent started with.
+    pub async fn run(self, node: Arc<Node>, last: LastHealthy, stop: CancellationToken) {
         let uuids: Vec<String> = node.with(|state, _| {
             let ledger = state.ledger();
             ledger.indexes().filter_map(|i| ledger.card(i)).map(|c| c.uuid.clone()).collect()
         });
-        let cards = Arc::new(uuids.iter().map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
         match self {
-            Self::Nvml(nvml) => {
-                let last = LastHealthy { cards, monitored: true };
-                let seen = last.clone();
-                // A thread, not a task: waiting for events blocks it for ever.
-                std::thread::spawn(move || follow_nvml(&nvml, &uuids, &node, &seen, &stop));
-                last
+            Self::Nvml(process, first) => {
+                let monitor = Monitor::new(uuids);
+                let ended =
+                    stop.run_until_cancelled(follow_nvml(*process, first, monitor, &node, &last)).await;
+                if let Some(why) = ended {
+                    tracing::warn!(why, "the cards are others than before; ending, to start anew with these");
+                    node.record_event(NodeEvent::warning(
+                        "CardsChanged",
+                        format!("{why}; the node agent starts anew"),
+                    ));
+                    tokio::time::sleep(LAST_WORDS).await;
+                }
             }
-            Self::File(path) => {
-                others.spawn(follow_file(path, uuids, node, stop));
-                LastHealthy { cards, monitored: false }
-            }
+            Self::File(path) => follow_file(path, uuids, node, stop).await,
         }
     }
 }
@@ -111,123 +118,151 @@ impl CardHealth {
     }
 }
 
-fn follow_nvml(nvml: &Nvml, uuids: &[String], node: &Node, last: &LastHealthy, stop: &CancellationToken) {
-    let mut cards_health = vec![CardHealth::default(); uuids.len()];
-    let mut events = subscribe(nvml, uuids);
-    while !stop.is_cancelled() {
-        let event = match &events {
-            Some(set) => set.wait(WAIT_MS),
-            None => {
-                std::thread::sleep(Duration::from_millis(u64::from(WAIT_MS)));
-                Err(NvmlError::Timeout)
+/// The health of all cards, decided from what is heard of NVML.
+#[derive(Debug)]
+struct Monitor {
+    uuids: Vec<String>,
+    cards: Vec<CardHealth>,
+    /// Heard of in this round.
+    answered: Vec<bool>,
+}
+
+impl Monitor {
+    fn new(uuids: Vec<String>) -> Self {
+        Self { cards: vec![CardHealth::default(); uuids.len()], answered: vec![false; uuids.len()], uuids }
+    }
+
+    fn position(&self, uuid: &str) -> Option<usize> {
+        self.uuids.iter().position(|known| known == uuid)
+    }
+
+    /// A failure without a card counts for all of them.
+    fn failed(&mut self, uuid: Option<&str>, now: Millis) {
+        for (card, known) in self.cards.iter_mut().zip(&self.uuids) {
+            if uuid.is_none_or(|uuid| uuid == known) {
+                card.failed(now);
             }
-        };
-        match event {
-            Ok(event) if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) => {
-                let xid = match event.event_data {
-                    Some(XidError::Value(number)) => number,
-                    // Unknown, so not an application's.
-                    _ => 0,
-                };
-                let uuid = event.device.uuid().ok();
-                if APPLICATION_XIDS.contains(&xid) {
-                    tracing::info!(xid, ?uuid, "XID of an application; the card stays healthy");
-                } else {
-                    tracing::warn!(xid, ?uuid, "XID error");
-                    record_failure(&mut cards_health, uuids, uuid.as_ref(), node.now());
-                }
+        }
+    }
+
+    /// The card's position.
+    fn answered(&mut self, report: &CardReport, now: Millis) -> Option<usize> {
+        let position = self.position(&report.uuid)?;
+        self.answered[position] = true;
+        match &report.fault {
+            None => _ = self.cards[position].answered(now),
+            Some(_) => self.cards[position].failed(now),
+        }
+        Some(position)
+    }
+
+    /// All cards were asked about. Those that were left out, or that NVML does not list, have failed.
+    fn round(&mut self, now: Millis) {
+        for (card, answered) in self.cards.iter_mut().zip(&mut self.answered) {
+            if !std::mem::take(answered) {
+                card.failed(now);
             }
-            Ok(event) if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
-                let uuid = event.device.uuid().ok();
-                tracing::warn!(?uuid, "memory error that ECC could not correct");
-                record_failure(&mut cards_health, uuids, uuid.as_ref(), node.now());
-            }
-            Ok(event) => tracing::info!(kind = ?event.event_type, "NVML event"),
-            Err(NvmlError::Timeout) => {}
-            // After this every card is queried, which finds the lost one.
+        }
+    }
+
+    fn health(&self) -> impl Iterator<Item = (CardIndex, Health)> {
+        self.cards.iter().enumerate().map(|(position, card)| (CardIndex::from(position), card.health()))
+    }
+}
+
+/// What of the cards is not as it was.
+async fn follow_nvml(
+    mut process: NvmlProcess,
+    first: Found,
+    mut monitor: Monitor,
+    node: &Node,
+    last: &LastHealthy,
+) -> String {
+    let mut by_index = by_index(&first);
+    loop {
+        let report = match process.next().await {
+            Ok(report) => report,
             Err(error) => {
-                tracing::warn!(%error, "waiting for NVML events failed; subscribing again");
-                std::thread::sleep(Duration::from_secs(1));
-                events = subscribe(nvml, uuids);
+                tracing::warn!(%error, "the process that calls NVML cannot be started; retrying");
+                monitor.failed(None, node.now());
+                Report::Ended
             }
-        }
-        for (position, uuid) in uuids.iter().enumerate() {
-            let now = node.now();
-            let condition = &mut cards_health[position];
-            let device = nvml.device_by_uuid(uuid.as_str());
-            let answers = device.as_ref().map_err(ToString::to_string).and_then(answers);
-            match answers.and_then(|()| device.as_ref().map_or(Ok(()), check_memory)) {
-                Ok(()) => {
-                    if condition.answered(now) == Health::Healthy
-                        && let Some(at) = last.cards.get(position)
-                    {
-                        at.store(now, Ordering::Relaxed);
-                    }
-                }
-                Err(why) => {
-                    tracing::warn!(%uuid, why, "card is unhealthy");
-                    condition.failed(now);
-                }
-            }
-            if let Ok(device) = &device {
-                report_processes(node, CardIndex::from(position), device);
-            }
-            report(node, CardIndex::from(position), condition.health());
-        }
-    }
-}
-
-/// An event without a card counts for all of them.
-fn record_failure(cards_health: &mut [CardHealth], uuids: &[String], uuid: Option<&String>, now: Millis) {
-    for (condition, known) in cards_health.iter_mut().zip(uuids) {
-        if uuid.is_none_or(|uuid| uuid == known) {
-            condition.failed(now);
-        }
-    }
-}
-
-fn answers(device: &Device<'_>) -> Result<(), String> {
-    match device.memory_info() {
-        Ok(_) | Err(NvmlError::NotSupported) => Ok(()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Values that the driver does not report count as good.
-fn check_memory(device: &Device<'_>) -> Result<(), String> {
-    let rows = device
-        .field_values_for(&[FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)])
-        .unwrap_or_default();
-    let reported =
-        |position: usize| match rows.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
-            Some(SampleValue::U32(value)) => Some(*value != 0),
-            _ => None,
         };
-    memory_fault(reported(0), reported(1), device.are_pages_pending_retired().ok())
-        .map_or(Ok(()), |why| Err(why.to_owned()))
-}
-
-/// The fault of a card's memory, if any.
-fn memory_fault(
-    row_pending: Option<bool>,
-    row_failed: Option<bool>,
-    page_pending: Option<bool>,
-) -> Option<&'static str> {
-    if row_failed == Some(true) {
-        Some("the remapping of a faulty memory row failed; the card has to be replaced")
-    } else if row_pending == Some(true) {
-        Some("a faulty memory row waits to be remapped; reset the card once it is free")
-    } else if page_pending == Some(true) {
-        Some("a faulty memory page waits to be retired; reset the card once it is free")
-    } else {
-        None
+        let now = node.now();
+        match report {
+            Report::Said(Message::Inventory(found)) => {
+                if let Some(change) = found.change_since(&first) {
+                    return change;
+                }
+                by_index = self::by_index(&found).into_iter().chain(by_index).collect();
+            }
+            Report::Said(Message::Event { uuid, event }) => {
+                record_event(&mut monitor, uuid.as_deref(), event, now);
+            }
+            Report::Said(Message::Card(card)) => {
+                let at = first.cards.iter().position(|(_, known)| known.uuid == card.uuid);
+                let before = at.and_then(|at| first.shape(at));
+                if let (Some(shape), Some(before)) = (&card.shape, before)
+                    && let Some(change) = change_of(&card.uuid, shape, &before)
+                {
+                    return change;
+                }
+                let Some(position) = monitor.answered(&card, now) else { continue };
+                if let Some(why) = card.fault {
+                    tracing::warn!(uuid = card.uuid, why, "card is unhealthy");
+                } else if monitor.cards[position].health() == Health::Healthy
+                    && let Some(at) = last.cards.get(position)
+                {
+                    at.store(now, Ordering::Relaxed);
+                }
+                if let Some(processes) = card.processes {
+                    node.with(|state, _| state.observe_processes(CardIndex::from(position), processes));
+                }
+            }
+            Report::Said(Message::Round) => monitor.round(now),
+            Report::Said(Message::Unreadable { index, why }) => {
+                tracing::warn!(index, why, "card does not answer");
+            }
+            Report::Said(Message::Failed(why)) => {
+                tracing::warn!(why, "NVML cannot be used; retrying");
+                monitor.failed(None, now);
+            }
+            Report::Silent(index) => {
+                let uuid = index.and_then(|index| by_index.get(&index));
+                tracing::warn!(
+                    ?index,
+                    uuid,
+                    "NVML does not answer in time; the process that calls it is replaced"
+                );
+                monitor.failed(uuid.map(String::as_str), now);
+            }
+            Report::Said(Message::Asking(_)) | Report::Ended => {}
+        }
+        for (card, health) in monitor.health() {
+            self::report(node, card, health);
+        }
     }
 }
 
-/// The processes that NVML lists on a card, for drift.
-fn report_processes(node: &Node, card: CardIndex, device: &Device<'_>) {
-    if let Ok(processes) = device.running_compute_processes() {
-        node.with(|state, _| state.observe_processes(card, processes.iter().map(|process| process.pid)));
+fn by_index(found: &Found) -> BTreeMap<u32, String> {
+    found.cards.iter().map(|(index, card)| (*index, card.uuid.clone())).collect()
+}
+
+fn record_event(monitor: &mut Monitor, uuid: Option<&str>, event: Event, now: Millis) {
+    match event {
+        Event::Xid(xid) if APPLICATION_XIDS.contains(&xid) => {
+            tracing::info!(xid, ?uuid, "XID of an application; the card stays healthy");
+        }
+        Event::Xid(xid) => {
+            tracing::warn!(xid, ?uuid, "XID error");
+            monitor.failed(uuid, now);
+        }
+        Event::DoubleBitEcc => {
+            tracing::warn!(?uuid, "memory error that ECC could not correct");
+            monitor.failed(uuid, now);
+        }
+        // After this every card is asked about, which finds the lost one.
+        Event::Lost => tracing::warn!("waiting for NVML events failed; registering for them again"),
     }
 }
 
@@ -247,30 +282,6 @@ fn report(node: &Node, card: CardIndex, health: Health) {
             Health::Unhealthy => NodeEvent::warning("CardUnhealthy", note),
         });
     }
-}
-
-fn subscribe<'n>(nvml: &'n Nvml, uuids: &[String]) -> Option<EventSet<'n>> {
-    let mut set =
-        nvml.create_event_set().map_err(|error| tracing::warn!(%error, "NVML has no events")).ok()?;
-    for uuid in uuids {
-        let Ok(device) = nvml.device_by_uuid(uuid.as_str()) else { continue };
-        let wanted = EventTypes::CRITICAL_XID_ERROR
-            | EventTypes::DOUBLE_BIT_ECC_ERROR
-            | EventTypes::SINGLE_BIT_ECC_ERROR;
-        let supported = device.supported_event_types().unwrap_or(EventTypes::CRITICAL_XID_ERROR) & wanted;
-        if supported.is_empty() {
-            continue;
-        }
-        match device.register_events(supported, set) {
-            Ok(registered) => set = registered,
-            Err(error) => {
-                tracing::warn!(%uuid, %error, "no events of this card; it is only queried");
-                // The set is gone with the error: go on without events.
-                return None;
-            }
-        }
-    }
-    Some(set)
 }
 
 /// Follows the health in the inventory file, for tests.
@@ -315,22 +326,29 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_waits_for_a_reset_is_a_fault() {
-        assert_eq!(memory_fault(None, None, None), None);
-        assert_eq!(memory_fault(Some(false), Some(false), Some(false)), None);
-        assert!(memory_fault(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
-        assert!(memory_fault(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
-        assert!(memory_fault(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
-    }
-
-    #[test]
-    fn an_event_without_a_card_counts_for_all() {
-        let uuids = ["GPU-a".to_owned(), "GPU-b".to_owned()];
-        let unhealthy = |uuid: Option<&String>| {
-            let mut cards_health = [CardHealth::default(); 2];
-            record_failure(&mut cards_health, &uuids, uuid, 1);
-            cards_health.map(|condition| condition.health() == Health::Unhealthy)
+    fn a_failure_without_a_card_counts_for_all_and_silence_for_its_card() {
+        let unhealthy = |monitor: &Monitor| -> Vec<usize> {
+            let all = monitor.health().filter(|(_, health)| *health == Health::Unhealthy);
+            all.map(|(card, _)| card.position()).collect()
         };
-        assert_eq!((unhealthy(None), unhealthy(Some(&uuids[1]))), ([true; 2], [false, true]));
+        let new = || Monitor::new(vec!["GPU-a".into(), "GPU-b".into()]);
+        let mut monitor = new();
+        record_event(&mut monitor, None, Event::Xid(79), 1);
+        assert_eq!(unhealthy(&monitor), [0, 1]);
+        let mut monitor = new();
+        record_event(&mut monitor, Some("GPU-b"), Event::Xid(13), 1);
+        assert!(unhealthy(&monitor).is_empty());
+        record_event(&mut monitor, Some("GPU-b"), Event::DoubleBitEcc, 1);
+        assert_eq!(unhealthy(&monitor), [1]);
+        // A card that was left out of a round.
+        let mut monitor = new();
+        let report = CardReport { uuid: "GPU-b".into(), ..CardReport::default() };
+        monitor.answered(&report, 1);
+        monitor.round(1);
+        assert_eq!(unhealthy(&monitor), [0]);
+        monitor.answered(&report, 2);
+        monitor.answered(&CardReport { uuid: "GPU-a".into(), ..report }, RECOVERY + 1);
+        monitor.round(RECOVERY + 1);
+        assert!(unhealthy(&monitor).is_empty());
     }
 }

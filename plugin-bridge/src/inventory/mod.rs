@@ -6,6 +6,7 @@ pub mod evidence;
 pub mod file;
 pub mod health;
 pub mod nvml;
+pub mod nvml_process;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::CardIndex;
 
 use self::card_map::Resolved;
+use self::nvml_process::{Limits, NvmlProcess};
 
 /// Everything about the cards that does not change while they are there.
 #[derive(Clone, Debug)]
@@ -74,17 +76,13 @@ pub enum InventoryError {
         /// Field, value, and what was expected.
         message: String,
     },
-    /// The library is not there, or the driver is not.
+    /// The library is not there, or the driver is not, or it does not answer.
     #[error(
         "NVML: {0}; is the NVIDIA driver installed and libnvidia-ml.so.1 in the library path? (or use --inventory FILE)"
     )]
-    Nvml(#[from] nvml_wrapper::error::NvmlError),
-    /// NVML does not report a required property of a card.
-    #[error("NVML: card {index}: {what}: {source}")]
-    Card { index: u32, what: &'static str, source: nvml_wrapper::error::NvmlError },
-    /// The worker that calls NVML ended.
-    #[error("the thread that calls NVML ended unexpectedly")]
-    Worker,
+    Nvml(String),
+    #[error("the process that calls NVML cannot be started: {0}")]
+    Process(std::io::Error),
 }
 
 /// The links that NUMA nodes alone suggest, for want of better: near on one node, far otherwise.
@@ -107,14 +105,9 @@ pub async fn load(
         let path = std::path::PathBuf::from(source);
         return Ok((file::read(&path)?, health::Watcher::File(path)));
     }
+    let program = std::env::current_exe().map_err(InventoryError::Process)?;
     let library = library.map(std::path::Path::to_path_buf);
-    let read = tokio::task::spawn_blocking(move || {
-        let nvml = match library {
-            None => nvml_wrapper::Nvml::init()?,
-            Some(path) => nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init()?,
-        };
-        let inventory = nvml::read(&nvml)?;
-        Ok((inventory, health::Watcher::Nvml(Box::new(nvml))))
-    });
-    read.await.map_err(|_| InventoryError::Worker)?
+    let mut process = NvmlProcess::new(program, library, Limits::default());
+    let found = process.first_inventory().await?;
+    Ok((found.inventory(), health::Watcher::Nvml(Box::new(process), found)))
 }

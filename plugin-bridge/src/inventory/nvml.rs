@@ -1,71 +1,238 @@
-//! The inventory as NVML reports it. Calls block: callers use a thread of their own.
+//! What NVML reports of the cards. Calls block, some for good: all of this runs in [a process of its own](super::nvml_process).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::Duration;
 
 use gpu_migrate_model::card::{Card, Health};
 use gpu_migrate_model::topology::{LinkLevel, Topology};
 use gpu_migrate_model::units::CardIndex;
+use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
-use nvml_wrapper::enums::device::DeviceArchitecture;
+use nvml_wrapper::enums::device::{DeviceArchitecture, SampleValue};
+use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use nvml_wrapper::struct_wrappers::event::EventData;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
+use nvml_wrapper::{Device, EventSet, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
-use super::{Inventory, InventoryError, by_numa};
+use super::nvml_process::{CardReport, Event, Found, Message, Shape};
+use super::{Inventory, by_numa};
+
+/// How long one wait for events lasts; after each, every card is asked about.
+pub const EVENT_WAIT: Duration = Duration::from_secs(5);
+/// After so many rounds in which a card did not answer the process ends: only a new one sees a card that is back.
+const ROUNDS_WITH_A_LOST_CARD: u32 = 3;
 
 /// NVLinks that a card can have (`NVML_NVLINK_MAX_LINKS`).
 const MAX_LINKS: u32 = 18;
 
-/// Reads the whole inventory.
+type Say<'a> = &'a mut dyn FnMut(Message) -> io::Result<()>;
+
+/// Says what there is, and then how it is, for as long as somebody listens.
 ///
 /// # Errors
-/// [`InventoryError::Card`] where NVML does not report a card's UUID, number or memory; other values are left empty.
-pub fn read(nvml: &Nvml) -> Result<Inventory, InventoryError> {
+/// Nobody listens.
+pub fn follow(nvml: &Nvml, left_out: &[u32], say: Say<'_>) -> io::Result<()> {
+    let count = match nvml.device_count() {
+        Ok(count) => count,
+        Err(error) => return say(Message::Failed(error.to_string())),
+    };
     let mut devices = Vec::new();
-    for index in 0..nvml.device_count()? {
-        let device = nvml.device_by_index(index).map_err(|source| InventoryError::Card {
-            index,
-            what: "handle",
-            source,
-        })?;
-        let card = card(&device, index)?;
-        devices.push((card, device));
+    for index in (0..count).filter(|index| !left_out.contains(index)) {
+        say(Message::Asking(index))?;
+        match read_card(nvml, index) {
+            Ok(found) => devices.push(found),
+            Err(why) => say(Message::Unreadable { index, why })?,
+        }
     }
     devices.sort_by_key(|(card, _)| card.minor);
-    let mig_devices = mig_devices(&devices);
-    let topology = topology(&devices);
-    let version = nvml.sys_cuda_driver_version().unwrap_or_default();
-    Ok(Inventory {
+    let cards: Vec<(u32, String)> =
+        devices.iter().map(|(card, _)| (card.nvml_index, card.uuid.clone())).collect();
+    say(Message::Inventory(Found::new(inventory(nvml, devices))))?;
+    let all_answered_at_first = cards.len() == count as usize;
+    let mut events = subscribe(nvml, &cards, say)?;
+    let mut with_a_lost_card = 0;
+    loop {
+        say_event(&mut events, say)?;
+        if events.is_none() {
+            events = subscribe(nvml, &cards, say)?;
+        }
+        let mut lost = !all_answered_at_first;
+        for (index, uuid) in &cards {
+            say(Message::Asking(*index))?;
+            let report = ask(nvml, uuid);
+            lost |= report.shape.is_none();
+            say(Message::Card(report))?;
+        }
+        say(Message::Round)?;
+        with_a_lost_card = if lost { with_a_lost_card + 1 } else { 0 };
+        if with_a_lost_card == ROUNDS_WITH_A_LOST_CARD {
+            return Ok(());
+        }
+    }
+}
+
+fn inventory(nvml: &Nvml, devices: Vec<(Card, Device<'_>)>) -> Inventory {
+    let mig_devices = devices.iter().enumerate().flat_map(|(position, (card, device))| {
+        let ids = if card.mig { mig_devices(device) } else { Vec::new() };
+        ids.into_iter().map(move |id| (id, CardIndex::from(position)))
+    });
+    Inventory {
+        mig_devices: mig_devices.collect::<BTreeMap<_, _>>(),
+        topology: topology(&devices),
         health: vec![Health::Healthy; devices.len()],
         cards: devices.into_iter().map(|(card, _)| card).collect(),
-        topology,
-        mig_devices,
         driver_version: nvml.sys_driver_version().unwrap_or_default(),
-        cuda_version: match version {
+        cuda_version: match nvml.sys_cuda_driver_version().unwrap_or_default() {
             0 => String::new(),
             v => format!("{}.{}", cuda_driver_version_major(v), cuda_driver_version_minor(v)),
         },
-    })
+    }
 }
 
-fn card(device: &Device<'_>, index: u32) -> Result<Card, InventoryError> {
-    let missing = |what| move |source| InventoryError::Card { index, what, source };
-    let memory = match device.memory_info() {
-        Ok(memory) => memory.total >> 20,
-        // Cards without memory of their own (integrated ones) are whole cards only.
-        Err(NvmlError::NotSupported) => 0,
-        Err(source) => return Err(InventoryError::Card { index, what: "memory", source }),
-    };
+/// One card with UUID, number and memory; other values that NVML does not report are left empty.
+fn read_card(nvml: &Nvml, index: u32) -> Result<(Card, Device<'_>), String> {
+    let what = |what: &'static str| move |error: NvmlError| format!("{what}: {error}");
+    let device = nvml.device_by_index(index).map_err(what("handle"))?;
     let pci = device.pci_info().ok();
-    Ok(Card {
-        uuid: device.uuid().map_err(missing("UUID"))?,
-        minor: device.minor_number().map_err(missing("minor number"))?,
+    let card = Card {
+        uuid: device.uuid().map_err(what("UUID"))?,
+        minor: device.minor_number().map_err(what("minor number"))?,
         nvml_index: index,
         model: device.name().unwrap_or_default(),
-        memory_mib: memory,
+        memory_mib: memory_mib(&device).map_err(what("memory"))?,
         numa: device.numa_node_id().ok().or_else(|| pci.as_ref().and_then(|p| numa_of(&p.bus_id))),
         bus_id: pci.map(|p| p.bus_id).unwrap_or_default(),
-        mig: device.mig_mode().is_ok_and(|mode| mode.current != 0),
-    })
+        mig: is_mig(&device),
+    };
+    Ok((card, device))
+}
+
+fn memory_mib(device: &Device<'_>) -> Result<u64, NvmlError> {
+    match device.memory_info() {
+        Ok(memory) => Ok(memory.total >> 20),
+        // Cards without memory of their own (integrated ones) are whole cards only.
+        Err(NvmlError::NotSupported) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_mig(device: &Device<'_>) -> bool {
+    device.mig_mode().is_ok_and(|mode| mode.current != 0)
+}
+
+fn ask(nvml: &Nvml, uuid: &str) -> CardReport {
+    let uuid = uuid.to_owned();
+    let asked = nvml.device_by_uuid(uuid.as_str()).and_then(|device| Ok((memory_mib(&device)?, device)));
+    let (memory_mib, device) = match asked {
+        Ok(asked) => asked,
+        Err(error) => return CardReport { uuid, fault: Some(error.to_string()), ..CardReport::default() },
+    };
+    let mig = is_mig(&device);
+    let processes = device.running_compute_processes().ok();
+    CardReport {
+        uuid,
+        fault: memory_fault_of(&device).map(str::to_owned),
+        processes: processes.map(|all| all.iter().map(|process| process.pid).collect()),
+        shape: Some(Shape {
+            memory_mib,
+            mig,
+            mig_devices: if mig { mig_devices(&device) } else { Vec::new() },
+        }),
+    }
+}
+
+/// Values that the driver does not report count as good.
+fn memory_fault_of(device: &Device<'_>) -> Option<&'static str> {
+    let rows = device
+        .field_values_for(&[FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)])
+        .unwrap_or_default();
+    let reported =
+        |position: usize| match rows.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
+            Some(SampleValue::U32(value)) => Some(*value != 0),
+            _ => None,
+        };
+    memory_fault(reported(0), reported(1), device.are_pages_pending_retired().ok())
+}
+
+/// The fault of a card's memory, if any.
+fn memory_fault(
+    row_pending: Option<bool>,
+    row_failed: Option<bool>,
+    page_pending: Option<bool>,
+) -> Option<&'static str> {
+    if row_failed == Some(true) {
+        Some("the remapping of a faulty memory row failed; the card has to be replaced")
+    } else if row_pending == Some(true) {
+        Some("a faulty memory row waits to be remapped; reset the card once it is free")
+    } else if page_pending == Some(true) {
+        Some("a faulty memory page waits to be retired; reset the card once it is free")
+    } else {
+        None
+    }
+}
+
+/// Waits for the next event.
+fn say_event(events: &mut Option<EventSet<'_>>, say: Say<'_>) -> io::Result<()> {
+    let Some(set) = events else {
+        std::thread::sleep(EVENT_WAIT);
+        return Ok(());
+    };
+    match set.wait(u32::try_from(EVENT_WAIT.as_millis()).unwrap_or(u32::MAX)) {
+        Ok(event) => match event_of(&event) {
+            Some(kind) => say(Message::Event { uuid: event.device.uuid().ok(), event: kind }),
+            None => Ok(()),
+        },
+        Err(NvmlError::Timeout) => Ok(()),
+        Err(_) => {
+            *events = None;
+            std::thread::sleep(Duration::from_secs(1));
+            say(Message::Event { uuid: None, event: Event::Lost })
+        }
+    }
+}
+
+fn event_of(event: &EventData<'_>) -> Option<Event> {
+    if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) {
+        Some(Event::Xid(match event.event_data {
+            Some(XidError::Value(number)) => number,
+            // Unknown, so not an application's.
+            _ => 0,
+        }))
+    } else if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) {
+        Some(Event::DoubleBitEcc)
+    } else {
+        None
+    }
+}
+
+/// The events of all cards that have any. One that refuses takes the set with it: then all are registered again without it.
+fn subscribe<'n>(nvml: &'n Nvml, cards: &[(u32, String)], say: Say<'_>) -> io::Result<Option<EventSet<'n>>> {
+    let mut refused: BTreeSet<u32> = BTreeSet::new();
+    'all: loop {
+        let Ok(mut set) = nvml.create_event_set() else { return Ok(None) };
+        for (index, uuid) in cards.iter().filter(|(index, _)| !refused.contains(index)) {
+            say(Message::Asking(*index))?;
+            let Ok(device) = nvml.device_by_uuid(uuid.as_str()) else { continue };
+            let wanted = EventTypes::CRITICAL_XID_ERROR
+                | EventTypes::DOUBLE_BIT_ECC_ERROR
+                | EventTypes::SINGLE_BIT_ECC_ERROR;
+            let supported = device.supported_event_types().unwrap_or(EventTypes::CRITICAL_XID_ERROR) & wanted;
+            if supported.is_empty() {
+                continue;
+            }
+            match device.register_events(supported, set) {
+                Ok(registered) => set = registered,
+                Err(_) => {
+                    refused.insert(*index);
+                    continue 'all;
+                }
+            }
+        }
+        return Ok(Some(set));
+    }
 }
 
 /// The NUMA node from sysfs, for drivers that do not report it; bus IDs there have four digits of domain, in lower case.
@@ -76,17 +243,12 @@ fn numa_of(bus_id: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-fn mig_devices(devices: &[(Card, Device<'_>)]) -> BTreeMap<String, CardIndex> {
-    let mut found = BTreeMap::new();
-    for (position, (card, device)) in devices.iter().enumerate().filter(|(_, (card, _))| card.mig) {
-        for slot in 0..device.mig_device_count().unwrap_or(0) {
-            // A slot without a device is no error: profiles leave gaps.
-            if let Ok(uuid) = device.mig_device_by_index(slot).and_then(|mig| mig.uuid()) {
-                found.insert(uuid, CardIndex::from(position));
-            }
-        }
-        tracing::debug!(card = %card.uuid, "MIG is on");
-    }
+/// UUIDs of the MIG devices of a card.
+fn mig_devices(device: &Device<'_>) -> Vec<String> {
+    // A slot without a device is no error: profiles leave gaps.
+    let device_of = |slot| device.mig_device_by_index(slot).and_then(|mig| mig.uuid()).ok();
+    let mut found: Vec<String> = (0..device.mig_device_count().unwrap_or(0)).filter_map(device_of).collect();
+    found.sort();
     found
 }
 
@@ -153,4 +315,18 @@ fn same_bus(one: &str, other: &str) -> bool {
     // The domain is written with four digits or eight.
     let tail = |s: &str| s.get(s.len().saturating_sub(12)..).unwrap_or(s).to_lowercase();
     !one.is_empty() && tail(one) == tail(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_waits_for_a_reset_is_a_fault() {
+        assert_eq!(memory_fault(None, None, None), None);
+        assert_eq!(memory_fault(Some(false), Some(false), Some(false)), None);
+        assert!(memory_fault(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
+        assert!(memory_fault(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
+        assert!(memory_fault(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
+    }
 }

@@ -7,6 +7,8 @@
 //   NVML_STAND_IN_NODE=N       another machine: its cards have other UUIDs (default 0)
 //   NVML_STAND_IN_STATE=DIR    faults, read at every call: DIR/xid-<i> holds an XID number, reported once per change of
 //                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus;
+//                              DIR/absent-<i> hides it from processes that start then; while DIR/hang-<i> is there no call for
+//                              it returns; DIR/mig-<i> switches MIG on; DIR/no-events-<i> refuses its events;
 //                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> holds
 //                              the number of a process that computes on it.
 //
@@ -69,6 +71,8 @@ static int state_file(char *path, size_t size, const char *kind, int index) {
 static nvmlReturn_t check(nvmlDevice_t d) {
   char path[512];
   if (d < cards || d >= cards + card_count) return INVALID_ARGUMENT;
+  while (state_file(path, sizeof path, "hang", d->index) && access(path, F_OK) == 0)
+    nanosleep(&(struct timespec){0, 20 * 1000000L}, NULL);
   return state_file(path, sizeof path, "lost", d->index) && access(path, F_OK) == 0 ? GPU_IS_LOST : SUCCESS;
 }
 
@@ -91,7 +95,13 @@ nvmlReturn_t nvmlInit_v2(void) {
   const char *wanted = getenv("NVML_STAND_IN_CARDS");
   if (wanted) card_count = atoi(wanted);
   if (card_count < 0 || card_count > MAX_CARDS) return INVALID_ARGUMENT;
-  for (int i = 0; i < card_count; i++) cards[i].index = i;
+  int present = 0;
+  for (int i = 0; i < card_count; i++) {
+    char path[512];
+    if (state_file(path, sizeof path, "absent", i) && access(path, F_OK) == 0) continue;
+    cards[present++].index = i;
+  }
+  card_count = present;
   return SUCCESS;
 }
 nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }
@@ -131,7 +141,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned i, nvmlDevice_t *d) { return nv
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *d) {
   char own[64];
   for (int i = 0; i < card_count; i++) {
-    uuid_of(i, own);
+    uuid_of(cards[i].index, own);
     if (strcmp(own, uuid) == 0) { *d = &cards[i]; return check(*d); }
   }
   return NOT_FOUND;
@@ -192,7 +202,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *v, unsigned n) { char own[64]; WITH(d); uuid_of(d->index, own); return text(v, n, own); }
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *v, unsigned n) { WITH(d); return text(v, n, "NVIDIA A100-SXM4-40GB"); }
-nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index; return SUCCESS; }
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d - cards; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t d, unsigned *v) { WITH(d); *v = 14; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t d, unsigned *v) { WITH(d); *v = 7; return SUCCESS; }
@@ -207,7 +217,12 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m) {
   *m = (nvmlMemory_v2_t){m->version, MEMORY_BYTES, 0, MEMORY_BYTES, 0};
   return SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *now, unsigned *pending) { WITH(d); *now = *pending = 0; return SUCCESS; }
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *now, unsigned *pending) {
+  char path[512];
+  WITH(d);
+  *now = *pending = state_file(path, sizeof path, "mig", d->index) && access(path, F_OK) == 0;
+  return SUCCESS;
+}
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n) { WITH(d); *n = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t d, unsigned *is) { WITH(d); *is = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index / 4; return SUCCESS; }
@@ -234,13 +249,18 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t d, unsigned link, 
 nvmlReturn_t nvmlEventSetCreate(event_set **set) { *set = calloc(1, sizeof **set); return SUCCESS; }
 nvmlReturn_t nvmlEventSetFree(event_set *set) { free(set); return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t d, unsigned long long *types) { WITH(d); *types = EVENT_XID; return SUCCESS; }
-nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t d, unsigned long long types, event_set *set) { (void)types; (void)set; return check(d); }
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t d, unsigned long long types, event_set *set) {
+  char path[512];
+  (void)types; (void)set;
+  WITH(d);
+  return state_file(path, sizeof path, "no-events", d->index) && access(path, F_OK) == 0 ? NOT_SUPPORTED : SUCCESS;
+}
 
 static int next_xid(event_set *set, nvmlEventData_t *out) {
   char path[512];
   struct stat st;
   for (int i = 0; i < card_count; i++) {
-    if (!state_file(path, sizeof path, "xid", i) || stat(path, &st) != 0) continue;
+    if (!state_file(path, sizeof path, "xid", cards[i].index) || stat(path, &st) != 0) continue;
     long stamp = st.st_mtim.tv_sec * 1000000000L + st.st_mtim.tv_nsec;
     if (set->seen_ns[i] == stamp) continue;
     set->seen_ns[i] = stamp;

@@ -548,3 +548,19 @@ fn a_lost_card_map_is_rebuilt_from_the_record() {
     ];
     run(&steps).unwrap();
 }
+
+/// An answer that the kubelet lost is not repeated for a card that was claimed through DRA since.
+#[test]
+fn an_answer_that_was_lost_is_not_repeated_for_a_claimed_card() {
+    let steps = [
+        Step::Cordon(3),
+        bind(whole(1)),
+        Step::Claim(2),
+        admit().failing(Fault::AnswerLost, 0),
+        Step::DeliverList(0),
+        Step::ListPodResources,
+        bind(whole(1)),
+        admit(),
+    ];
+    run(&steps).unwrap();
+}
