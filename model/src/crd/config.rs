@@ -48,7 +48,7 @@ pub struct GPUConfigSpec {
 /// A kind of workload: where its pod templates are, and when its controller has rolled a change of them out. Fields are named by JSON
 /// pointer, such as `/spec/template/metadata`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct WorkloadKind {
     /// `Kind.group`, such as `Rollout.argoproj.io`. Nothing else is needed for CloneSet, StatefulSet and DaemonSet of
     /// `apps.kruise.io`, `Rollout.argoproj.io`, `CronWorkflow.argoproj.io`, `LeaderWorkerSet.leaderworkerset.x-k8s.io` and
@@ -56,22 +56,22 @@ pub struct WorkloadKind {
     #[schemars(length(min = 3))]
     pub name: String,
     /// Version of the API.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
     /// Its plural, lower case, as in the CustomResourceDefinition.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plural: String,
     /// Its pod templates. A change of their metadata must make its controller replace the pods.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub templates: Vec<PodPlace>,
     /// Label of its pods whose value is the object's name; absent: its pods are those of `/spec/selector`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name_label: Option<String>,
     /// All pods are of the newest template and ready when all of these hold.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ready: Vec<FieldRule>,
     /// Its controller does not replace pods by itself while one of these holds.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub manual: Vec<FieldRule>,
 }
 
