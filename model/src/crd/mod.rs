@@ -59,6 +59,32 @@ fn forget_unsigned(schema: &mut JSONSchemaProps) {
 mod tests {
     use super::*;
 
+    /// A default that the schema itself refuses.
+    fn invalid_defaults(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+        let short = |least: &serde_json::Value| {
+            let length = schema["default"].as_str().map(|text| text.chars().count() as u64);
+            length.zip(least.as_u64()).is_some_and(|(length, least)| length < least)
+        };
+        if short(&schema["minLength"]) {
+            found.push(path.to_owned());
+        }
+        for (key, inner) in schema.as_object().into_iter().flatten() {
+            invalid_defaults(inner, &format!("{path}.{key}"), found);
+        }
+        for inner in schema.as_array().into_iter().flatten() {
+            invalid_defaults(inner, path, found);
+        }
+    }
+
+    #[test]
+    fn no_default_is_refused_by_its_own_schema() {
+        for definition in definitions() {
+            let mut found = Vec::new();
+            invalid_defaults(&serde_json::to_value(&definition.spec).unwrap(), "spec", &mut found);
+            assert_eq!(found, Vec::<String>::new(), "{}", definition.spec.names.kind);
+        }
+    }
+
     #[test]
     fn definitions_have_what_the_api_server_takes() {
         for definition in definitions() {
