@@ -79,6 +79,8 @@ pub enum Output {
     Json,
     /// Rows of numbers.
     Csv,
+    /// A page with plots that needs no network, for a browser.
+    Html,
 }
 
 /// Seeds of a replay.
@@ -140,6 +142,7 @@ Examples:
   # At half a card and 21 blocks each; or by the policies that are to come
   gpu-migrate simulate --snapshot cluster.json --cores 50 --blocks 21
   gpu-migrate simulate --snapshot cluster.json --policy-file policies.yaml
+  gpu-migrate simulate --snapshot cluster.json -o html > report.html
 
   # Replay the experiment of the FGD paper on its trace: five policies, ten seeds, with plots
   gpu-migrate simulate --trace-nodes openb_node_list_gpu_node.csv \\

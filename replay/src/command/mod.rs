@@ -12,6 +12,7 @@ use gpu_migrate_webhook::policy_file::PolicyFile;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::node::BindError;
+use crate::snapshot::html::{html, of_replay};
 use crate::snapshot::migrate::migrate;
 use crate::snapshot::plan::Plan;
 use crate::snapshot::read::{Snapshot, SnapshotError};
@@ -85,6 +86,10 @@ fn replay(args: &SimulateArgs, nodes: &Path, pods: &Path) -> Result<String, Simu
         Output::Table => report::table(&setup, &args.seeds.0, &outcomes),
         Output::Csv => report::csv(&outcomes)?,
         Output::Json => report::json(&setup, &args.seeds.0, &outcomes),
+        Output::Html => {
+            let plots = [Curve::Allocated, Curve::Fragmented].map(|curve| draw(&outcomes, curve));
+            of_replay(&plots, &report::table(&setup, &args.seeds.0, &outcomes))
+        }
     })
 }
 
@@ -116,6 +121,7 @@ fn gains(args: &SimulateArgs, file: &Path) -> Result<String, SimulateError> {
         Output::Table => table(&snapshot, &gains),
         Output::Csv => csv(&gains)?,
         Output::Json => json(&snapshot, &gains),
+        Output::Html => html(&snapshot, &gains),
     })
 }
 

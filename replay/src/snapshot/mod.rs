@@ -10,6 +10,7 @@
 //! taints, CPU and memory are.
 
 pub mod cluster;
+pub mod html;
 pub mod migrate;
 pub mod node_fit;
 pub mod plan;

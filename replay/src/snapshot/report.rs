@@ -22,7 +22,7 @@ pub fn table(snapshot: &Snapshot, gains: &[Gain]) -> String {
     text
 }
 
-const LEGEND: &str = "\
+pub(super) const LEGEND: &str = "\
 HELD: cards that are held, in whole or in part. FREED: held now and not afterwards. IDLE: compute that is not held, in cards.
 FRAGMENTED: the part of it that the usual request cannot use, by the requests as they are now and as they would be then.
 WAITING: legacy pods without a node, and how many of them would start. Whether a workload gets along with its share is not in a snapshot.";
@@ -84,7 +84,7 @@ fn workloads(gains: &[Gain]) -> Table {
     table
 }
 
-fn verdict(workload: &Workload) -> String {
+pub(super) fn verdict(workload: &Workload) -> String {
     let becomes = workload.becomes.as_deref().unwrap_or("stays");
     match workload.moved {
         0 => "stays".to_owned(),
@@ -94,7 +94,7 @@ fn verdict(workload: &Workload) -> String {
 }
 
 /// Each reason once, with the workloads and plans that it is about.
-fn reasons(gains: &[Gain]) -> Vec<String> {
+pub(super) fn reasons(gains: &[Gain]) -> Vec<String> {
     let mut by_reason: BTreeMap<(String, &str), Vec<&str>> = BTreeMap::new();
     for gain in gains {
         for workload in &gain.workloads {
@@ -113,12 +113,12 @@ fn reasons(gains: &[Gain]) -> Vec<String> {
 }
 
 /// Pods that hold legacy cards, and those of them that move.
-fn counts(gain: &Gain) -> (u32, u32) {
+pub(super) fn counts(gain: &Gain) -> (u32, u32) {
     gain.workloads.iter().fold((0, 0), |(pods, moved), one| (pods + one.pods, moved + one.moved))
 }
 
 /// Cards freed; below zero where a plan spreads pods over more cards than they hold now.
-fn freed(gain: &Gain) -> i64 {
+pub(super) fn freed(gain: &Gain) -> i64 {
     i64::from(gain.before.held) - i64::from(gain.after.held)
 }
 
