@@ -216,11 +216,11 @@ async fn read(mut body: Body, taken: &mut Taken<'_>) -> Result<Bytes, Rejection>
         if taken.bytes + data.len() > LARGEST_BODY {
             return Err(too_large());
         }
-        taken.take(data.len())?;
-        // Most bodies are one frame.
+        // Most bodies are one frame: nothing waits with it, so there are no more of them at a time than threads.
         if whole.is_empty() && body.is_end_stream() {
             return Ok(data);
         }
+        taken.take(data.len())?;
         whole.reserve(announced.saturating_sub(whole.len()));
         whole.extend_from_slice(&data);
     }
