@@ -8,6 +8,11 @@
 //! memory below 20 MiB.
 //!
 //! As images are built: `cargo bench -p gpu-migrate-webhook --profile dist --bench load -- [rounds] [seconds] [connections]`
+//!
+//! With `GPU_MIGRATE_PEERS=DIR` the webhooks of HAMi and vgpu-manager get the same bodies, at full speed and at a pace that all of them
+//! keep; those that are in DIR. Target: fifteen requests in the processor time of one of theirs. Built in checkouts of theirs, by Go:
+//! `mkdir cmd/webhook && cp OURS/webhook/benches/peers/hami.go cmd/webhook/main.go && go build -o DIR/hami ./cmd/webhook` and
+//! `go build -o DIR/vgpu-manager ./cmd/device-webhook`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::hint::black_box;
@@ -21,7 +26,10 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::post;
-use gpu_migrate_certs::{Certs, Options, Source, wall_clock};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use gpu_migrate_certs::authority::Ca;
+use gpu_migrate_certs::{Certs, Lifetimes, Options, Source, wall_clock};
 use gpu_migrate_runtime::serve::{Limits, serve};
 use gpu_migrate_webhook::metrics::Metrics;
 use gpu_migrate_webhook::policy::Settings;
@@ -97,6 +105,8 @@ async fn echo_server(folder: &Path, address: SocketAddr) -> Result<()> {
 
 /// A server in a process of its own; killed when dropped.
 struct Server {
+    name: &'static str,
+    path: &'static str,
     child: Child,
     address: SocketAddr,
     tls: Arc<rustls::ClientConfig>,
@@ -110,7 +120,13 @@ impl Drop for Server {
 }
 
 impl Server {
-    async fn start(mut command: Command, folder: &Path, address: SocketAddr) -> Result<Self> {
+    /// Waits until it accepts connections at the address, with the certificate of the folder.
+    async fn start(
+        (name, path): (&'static str, &'static str),
+        mut command: Command,
+        folder: &Path,
+        address: SocketAddr,
+    ) -> Result<Self> {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         for _ in 0..200 {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -123,7 +139,7 @@ impl Server {
             roots.add(certificate?)?;
         }
         let tls = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { child, address, tls: Arc::new(tls) })
+        Ok(Self { name, path, child, address, tls: Arc::new(tls) })
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
@@ -171,8 +187,11 @@ struct Round {
     switches: f64,
 }
 
-/// Between two reviews on one connection where both servers get the same load: 4,000 a second on eight.
+/// Between two reviews on one connection where all servers get the same load: 4,000 a second on eight.
 const PACE: Duration = Duration::from_millis(2);
+
+/// The same where peers take part: 1,000 a second on eight.
+const PEERS_PACE: Duration = Duration::from_millis(8);
 
 async fn round(
     server: &Server,
@@ -193,7 +212,7 @@ async fn round(
         .map(|(offset, sender)| {
             // One after the other within an interval, not all at once.
             let pace = pace.map(|pace| (began + pace * offset as u32 / connections as u32, pace));
-            tokio::spawn(drive(sender, bodies.to_vec(), offset, began + time, pace))
+            tokio::spawn(drive(sender, server.path, bodies.to_vec(), offset, began + time, pace))
         })
         .collect();
     let mut all = Vec::new();
@@ -211,6 +230,7 @@ async fn round(
 
 async fn drive(
     mut sender: SendRequest<Full<Bytes>>,
+    path: &'static str,
     bodies: Vec<Bytes>,
     offset: usize,
     until: Instant,
@@ -222,7 +242,7 @@ async fn drive(
         if let Some(ticks) = &mut ticks {
             ticks.tick().await;
         }
-        let request = http::Request::post("/mutate?timeout=5s")
+        let request = http::Request::post(format!("{path}?timeout=5s"))
             .header("host", "localhost")
             .header("content-type", "application/json")
             .body(Full::new(body.clone()))?;
@@ -275,11 +295,11 @@ async fn compare(rounds: usize, time: Duration, connections: usize) -> Result<()
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-migrate-webhook"));
     command.arg("--policy-file").arg(&policy).arg("--bind").arg(address.to_string());
     command.arg("--metrics-bind").arg("").arg("--tls-dir").arg(&webhook_tls);
-    let webhook = Server::start(command, &webhook_tls, address).await?;
+    let webhook = Server::start(("webhook", "/mutate"), command, &webhook_tls, address).await?;
     let address = free_port().await?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("echo-server").arg(&echo_tls).arg(address.to_string());
-    let echo = Server::start(command, &echo_tls, address).await?;
+    let echo = Server::start(("echo", "/mutate"), command, &echo_tls, address).await?;
 
     let mut bodies = Vec::new();
     for name in CAPTURES {
@@ -295,19 +315,10 @@ async fn compare(rounds: usize, time: Duration, connections: usize) -> Result<()
     let review = review_in_process(&policy, &bodies)?;
     println!("a review in process: {review:.1} µs");
     for pace in [None, Some(PACE)] {
-        let pairs = rounds_of_both(rounds, (&echo, &webhook), &bodies, time, connections, pace).await?;
-        let ratio = |of: fn(&Round) -> f64| {
-            median(pairs.iter().map(|(echo, webhook)| of(webhook) / of(echo)).collect())
-        };
-        let of = |of: fn(&Round) -> f64| {
-            let both =
-                |index: usize| median(pairs.iter().map(|pair| of([&pair.0, &pair.1][index])).collect());
-            [both(0), both(1)]
-        };
-        match pace {
-            None => println!("full speed:"),
-            Some(pace) => println!("both at {:.0} a second:", connections as f64 / pace.as_secs_f64()),
-        }
+        let both = rounds_of(rounds, &[&echo, &webhook], &bodies, time, connections, pace).await?;
+        let ratio = |of| ratio(&both, of, 1, 0);
+        let of = |of: fn(&Round) -> f64| [0, 1].map(|server| median(each(&both, of, server)));
+        println!("{}:", speed(pace, connections));
         let paced = |target: &'static str| if pace.is_some() { target } else { "" };
         println!("throughput: {:.2} of the echo server's", ratio(|round| round.per_second));
         println!("p50:        {:.2} of the echo server's", ratio(|round| round.p50));
@@ -329,35 +340,119 @@ async fn compare(rounds: usize, time: Duration, connections: usize) -> Result<()
         webhook.peak_memory()?,
         echo.peak_memory()?
     );
+    if let Some(programs) = std::env::var_os("GPU_MIGRATE_PEERS") {
+        let tls = folder.path().join("peers");
+        write_certificate(&tls)?;
+        beside_peers(rounds, Path::new(&programs), (&webhook, &tls), &bodies, time, connections).await?;
+    }
     Ok(())
 }
 
-/// Echo server and webhook in turn.
-async fn rounds_of_both(
+/// A certificate of the kind that our own servers make, as files.
+fn write_certificate(folder: &Path) -> Result<()> {
+    let (now, lifetimes) = (wall_clock()(), Lifetimes::default());
+    let ca = Ca::generate("peers", now, &lifetimes)?;
+    let leaf = ca.issue(&["localhost".to_owned()], now, &lifetimes)?;
+    let pem = |kind: &str, der: &[u8]| {
+        format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", BASE64_STANDARD.encode(der))
+    };
+    std::fs::create_dir(folder)?;
+    std::fs::write(folder.join("ca.crt"), ca.pem())?;
+    std::fs::write(folder.join("tls.crt"), pem("CERTIFICATE", &leaf.certificate))?;
+    std::fs::write(folder.join("tls.key"), pem("PRIVATE KEY", leaf.key.secret_der()))?;
+    Ok(())
+}
+
+async fn beside_peers(
     rounds: usize,
-    (echo, webhook): (&Server, &Server),
+    programs: &Path,
+    (webhook, tls): (&Server, &Path),
+    bodies: &[Bytes],
+    time: Duration,
+    connections: usize,
+) -> Result<()> {
+    let mut peers = Vec::new();
+    for (name, path) in [("hami", "/webhook"), ("vgpu-manager", "/pods/mutate")] {
+        let (program, address) = (programs.join(name), free_port().await?);
+        if !program.exists() {
+            println!("{name}: not measured, there is no {}", program.display());
+            continue;
+        }
+        let mut command = Command::new(program);
+        if name == "hami" {
+            command.arg(address.to_string()).arg(tls.join("tls.crt")).arg(tls.join("tls.key"));
+        } else {
+            // As in its manifests, but for less logging; the API server is never called.
+            command.arg("--cert-dir").arg(tls).arg("--master=http://127.0.0.1:1");
+            command.arg(format!("--server-bind-port={}", address.port()));
+            command.args(["--scheduler-name=vgpu-scheduler", "--default-node-policy=binpack"]);
+            command.arg("--default-device-policy=binpack");
+        }
+        peers.push(Server::start((name, path), command, tls, address).await?);
+    }
+    let all: Vec<&Server> = std::iter::once(webhook).chain(&peers).collect();
+    for server in &peers {
+        round(server, bodies, time / 4, connections, None).await?;
+    }
+    for pace in [None, Some(PEERS_PACE)] {
+        let seen = rounds_of(rounds.min(3), &all, bodies, time, connections, pace).await?;
+        println!("beside peers, {}:", speed(pace, connections));
+        for (index, peer) in peers.iter().enumerate() {
+            let ratio = |of| ratio(&seen, of, index + 1, 0);
+            println!(
+                "{}: CPU of a request {:.1} times the webhook's (target: at least 15), p99 {:.1} times, throughput 1/{:.1}, memory {:.1} MiB at most",
+                peer.name,
+                ratio(|round| round.cpu),
+                ratio(|round| round.p99),
+                1.0 / ratio(|round| round.per_second),
+                peer.peak_memory()?
+            );
+        }
+    }
+    Ok(())
+}
+
+fn speed(pace: Option<Duration>, connections: usize) -> String {
+    pace.map_or("full speed".to_owned(), |pace| {
+        format!("each at {:.0} a second", connections as f64 / pace.as_secs_f64())
+    })
+}
+
+fn each(rounds: &[Vec<Round>], of: fn(&Round) -> f64, server: usize) -> Vec<f64> {
+    rounds.iter().map(|round| of(&round[server])).collect()
+}
+
+/// The median of the rounds' ratios of one server to another.
+fn ratio(rounds: &[Vec<Round>], of: fn(&Round) -> f64, server: usize, to: usize) -> f64 {
+    median(rounds.iter().map(|round| of(&round[server]) / of(&round[to])).collect())
+}
+
+/// The servers in turn, in each round.
+async fn rounds_of(
+    rounds: usize,
+    servers: &[&Server],
     bodies: &[Bytes],
     time: Duration,
     connections: usize,
     pace: Option<Duration>,
-) -> Result<Vec<(Round, Round)>> {
-    let mut pairs = Vec::new();
+) -> Result<Vec<Vec<Round>>> {
+    let mut all = Vec::new();
     for index in 0..rounds {
-        // The order changes too: the second in a pair must not profit from it.
-        let pair = if index % 2 == 0 {
-            let first = round(echo, bodies, time, connections, pace).await?;
-            (first, round(webhook, bodies, time, connections, pace).await?)
-        } else {
-            let first = round(webhook, bodies, time, connections, pace).await?;
-            (round(echo, bodies, time, connections, pace).await?, first)
-        };
-        for (name, round) in [("echo", pair.0), ("webhook", pair.1)] {
+        let mut seen = vec![None; servers.len()];
+        for turn in 0..servers.len() {
+            // The order changes too: a later one must not profit from it.
+            let at = if index % 2 == 0 { turn } else { servers.len() - 1 - turn };
+            seen[at] = Some(round(servers[at], bodies, time, connections, pace).await?);
+        }
+        let seen: Vec<Round> = seen.into_iter().flatten().collect();
+        for (server, round) in servers.iter().zip(&seen) {
             let Round { per_second, p50, p99, cpu, switches } = round;
             println!(
-                "{index} {name:8} {per_second:9.0}/s  p50 {p50:6.0} µs  p99 {p99:6.0} µs  CPU {cpu:5.1} µs  {switches:.3} switches"
+                "{index} {:12} {per_second:9.0}/s  p50 {p50:6.0} µs  p99 {p99:6.0} µs  CPU {cpu:5.1} µs  {switches:.3} switches",
+                server.name
             );
         }
-        pairs.push(pair);
+        all.push(seen);
     }
-    Ok(pairs)
+    Ok(all)
 }
