@@ -24,7 +24,7 @@ use super::bind::BindError;
 use crate::decide::placement;
 use crate::state::node::Placed;
 use crate::state::pod::{Cards, GangRef, PodFacts, compact};
-use crate::state::{Cluster, NodeInfo};
+use crate::state::{Cluster, NodeId, NodeInfo};
 use gpu_migrate_model::capacity::{NodeCapacity, RequestSummary};
 
 /// How many bindings of one gang are on their way at a time.
@@ -36,6 +36,15 @@ pub(super) struct Gangs {
     started: HashMap<Arc<str>, Started>,
     /// Gangs that gave up, and until when they back off.
     backing_off: HashMap<Arc<str>, Instant>,
+    /// Gangs that did not fit, and what was asked: less room does not change that.
+    too_large: HashMap<Arc<str>, Asked>,
+}
+
+/// Whether a gang fits is asked for these groups, and so many pods of each, at this [`Cluster::growth`].
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    growth: u64,
+    groups: Vec<(u64, usize)>,
 }
 
 #[derive(Debug)]
@@ -276,7 +285,7 @@ impl Gangs {
 
     /// Why the gang of `pod` cannot have its missing members placed now.
     fn refusal(
-        &self,
+        &mut self,
         cluster: &Cluster,
         pod: &PodFacts,
         gang: &GangRef,
@@ -324,8 +333,18 @@ impl Gangs {
         }
         let rivals = missing.len();
         missing.extend(still_missing(cluster, gang, Some(pod)));
-        if all_fit(cluster, &missing) {
-            return None;
+        let groups = groups(&missing);
+        let asked = Asked {
+            growth: cluster.growth(),
+            groups: groups.iter().map(|group| (group.pod.group, group.count)).collect(),
+        };
+        // Each member asks, and each second those that are gated.
+        if self.too_large.get(key) != Some(&asked) {
+            if all_fit(cluster, &groups) {
+                self.too_large.remove(key);
+                return None;
+            }
+            self.too_large.insert(Arc::clone(key), asked);
         }
         let beside = if rivals > 0 { " beside the gangs that began before" } else { "" };
         Some(format!("gang {}: not all of its {} pods would fit{beside}", gang.key, gang.size))
@@ -363,71 +382,79 @@ pub(super) fn still_missing<'a>(
 /// Members that fit on the same nodes: most gangs are one group.
 struct Group<'a> {
     pod: &'a PodFacts,
-    summary: RequestSummary,
     count: usize,
 }
 
-/// Whether all of `pods` would fit at once, by placing them one after the other, the largest first.
-///
-/// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
-fn all_fit(cluster: &Cluster, pods: &[&PodFacts]) -> bool {
+/// The pods by group, the largest first.
+fn groups<'a>(pods: &[&'a PodFacts]) -> Vec<Group<'a>> {
     let mut groups: HashMap<u64, Group<'_>> = HashMap::new();
     for pod in pods {
-        let new = || Group { pod, summary: pod.summary(), count: 0 };
-        groups.entry(pod.group).or_insert_with(new).count += 1;
+        groups.entry(pod.group).or_insert_with(|| Group { pod, count: 0 }).count += 1;
     }
-    let mut left: Vec<Group<'_>> = groups.into_values().collect();
-    left.sort_by_key(|group| {
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.sort_by_key(|group| {
         let demand = group.pod.demand();
         (std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks)), group.pod.group)
     });
-    for info in cluster.nodes() {
-        if left.is_empty() {
-            return true;
+    groups
+}
+
+/// Whether all would fit at once, by placing them one after the other on the fullest nodes that have room.
+///
+/// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
+fn all_fit(cluster: &Cluster, groups: &[Group<'_>]) -> bool {
+    let complex = groups.iter().any(|group| group.pod.summary() == RequestSummary::Complex);
+    let mut trial = if complex { Trial::Placed(HashMap::new()) } else { Trial::Fast(HashMap::new()) };
+    groups.iter().all(|group| {
+        let mut left = group.count;
+        for (id, info) in cluster.with_room_for(group.pod).filter(|(_, info)| info.selected_by(group.pod)) {
+            while left > 0 && trial.put(id, info, group.pod, left) {
+                left -= 1;
+            }
+            if left == 0 {
+                return true;
+            }
         }
-        if left.iter().any(|group| group.summary == RequestSummary::Complex) {
-            fill_by_placement(info, &mut left);
-        } else {
-            fill_by_fast_fit(info, &mut left);
+        false
+    })
+}
+
+/// What the pods that were put somewhere leave of the nodes.
+enum Trial {
+    /// Copies of the nodes' capacities.
+    Fast(HashMap<NodeId, NodeCapacity>),
+    /// By real placement, for pods of several containers or with constraints: what was put on the nodes.
+    Placed(HashMap<NodeId, Vec<Placed>>),
+}
+
+impl Trial {
+    /// Puts one of the pod's group, the `number`-th, on the node if it fits.
+    fn put(&mut self, id: NodeId, info: &NodeInfo, pod: &PodFacts, number: usize) -> bool {
+        match self {
+            Self::Fast(left) => {
+                let summary = pod.summary();
+                let fits =
+                    |capacity: &NodeCapacity| capacity.fast_fit(summary).is_some_and(|look| look.is_ok());
+                let fitting = fits(left.get(&id).unwrap_or(&info.capacity));
+                if fitting {
+                    left.entry(id).or_insert_with(|| info.capacity.clone()).take(summary);
+                }
+                fitting
+            }
+            Self::Placed(put) => {
+                let here = put.get(&id).map(Vec::as_slice).unwrap_or_default();
+                let placed = if here.is_empty() {
+                    placement(&info.inventory, &info.occupancy, pod, None)
+                } else {
+                    placement(&info.inventory, &info.occupancy_with(here, |_| false).1, pod, None)
+                };
+                let Ok(placed) = placed else { return false };
+                // Members of one group are told apart by their UIDs alone.
+                let uid = format!("{}/{number}", pod.uid);
+                let pod = Arc::new(PodFacts { uid: uid.into(), ..pod.clone() });
+                put.entry(id).or_default().push(Placed { pod, cards: compact(&placed) });
+                true
+            }
         }
     }
-    left.is_empty()
-}
-
-/// Puts as many as fit on copies of the node's capacity.
-fn fill_by_fast_fit(info: &NodeInfo, left: &mut Vec<Group<'_>>) {
-    let mut capacity: Option<NodeCapacity> = None;
-    left.retain_mut(|group| {
-        let fits = |capacity: &NodeCapacity| {
-            info.selected_by(group.pod) && capacity.fast_fit(group.summary).is_some_and(|look| look.is_ok())
-        };
-        while group.count > 0 && fits(capacity.as_ref().unwrap_or(&info.capacity)) {
-            capacity.get_or_insert_with(|| info.capacity.clone()).take(group.summary);
-            group.count -= 1;
-        }
-        group.count > 0
-    });
-}
-
-/// The same by real placement, for pods of several containers or with constraints.
-fn fill_by_placement(info: &NodeInfo, left: &mut Vec<Group<'_>>) {
-    let mut scratch: Vec<Placed> = Vec::new();
-    left.retain_mut(|group| {
-        let demand = group.pod.demand();
-        // Most nodes of a full cluster, without placing anything.
-        let full = info.capacity.cores_left() < demand.cores.0 || info.capacity.free() < demand.legacy;
-        if full || !info.selected_by(group.pod) {
-            return true;
-        }
-        while group.count > 0 {
-            let (_, occupancy) = info.occupancy_with(&scratch, |_| false);
-            let Ok(placed) = placement(&info.inventory, &occupancy, group.pod, None) else { break };
-            // Members of one group are told apart by their UIDs alone.
-            let uid = format!("{}/{}", group.pod.uid, group.count);
-            let pod = Arc::new(PodFacts { uid: uid.into(), ..group.pod.clone() });
-            scratch.push(Placed { pod, cards: compact(&placed) });
-            group.count -= 1;
-        }
-        group.count > 0
-    });
 }

@@ -28,9 +28,6 @@ pub const REQUEUE_DELAY: Duration = Duration::from_millis(250);
 /// Nodes annotated at a time: one change makes the scheduler try again all pods that an extender refused, of whichever node.
 const AT_A_TIME: usize = 16;
 
-/// Nodes looked at before a waiting bind is let in.
-const NODES_PER_LOCK: usize = 512;
-
 /// How long a pod is remembered that the scheduler knows and our watch does not.
 const UNKNOWN: Duration = Duration::from_secs(60);
 
@@ -183,29 +180,12 @@ impl Engine {
         }
         let waiting = self.read(|cluster| self.refused.waiting(cluster));
         let mut gangs = HashMap::new();
-        let mut anyone = |cluster: &Cluster, info: &NodeInfo, count: u64| {
-            info.facts.is_some()
-                && waiting
-                    .iter()
-                    .any(|waiting| waiting.since < count && self.could_go(cluster, info, waiting, &mut gangs))
-        };
         let mut touch = Vec::new();
         for (node, count) in latest {
-            // A lock for one node or for a few hundred: binds wait.
-            let found = match &node {
-                Some(node) => self.read(|cluster| {
-                    cluster
-                        .node(node)
-                        .filter(|info| anyone(cluster, info, count))
-                        .map(|info| Arc::clone(&info.name))
-                }),
-                None => (0..self.read(Cluster::node_id_count)).step_by(NODES_PER_LOCK).find_map(|from| {
-                    self.read(|cluster| {
-                        let mut part = cluster.nodes_from(from).take(NODES_PER_LOCK);
-                        part.find(|info| anyone(cluster, info, count)).map(|info| Arc::clone(&info.name))
-                    })
-                }),
-            };
+            // A lock for each that waits: binds wait too.
+            let found = waiting.iter().filter(|waiting| waiting.since < count).find_map(|waiting| {
+                self.read(|cluster| self.place_for(cluster, node.as_deref(), waiting, &mut gangs))
+            });
             touch.extend(found.map(|name| (name, count)));
             if touch.len() == AT_A_TIME {
                 break;
@@ -214,25 +194,44 @@ impl Engine {
         touch
     }
 
-    /// Whether a pod may fit on this node. A wrong yes costs an annotation, a wrong no leaves the pod waiting.
-    fn could_go(
+    /// Where a pod may go: to this node, or to any. A wrong yes costs an annotation, a wrong no leaves the pod waiting.
+    fn place_for(
         &self,
         cluster: &Cluster,
-        info: &NodeInfo,
+        node: Option<&str>,
         waiting: &Waiting,
         gangs: &mut HashMap<Arc<str>, bool>,
-    ) -> bool {
-        let Some(pod) = &waiting.pod else { return true };
-        if let Some(gang) = &pod.gang {
-            let hopes = || {
-                let complete_now = waiting.incomplete && all_exist(cluster, pod, gang);
-                // Its other members may be those that go to this node.
-                complete_now || self.gang_refusal(cluster, pod).is_none()
-            };
-            return *gangs.entry(Arc::clone(&gang.key)).or_insert_with(hopes);
-        }
-        // What is freed here of a quota can be used on another node.
-        let by_quota = cluster.quotas().concern(&pod.namespace);
-        by_quota || info.selected_by(pod) && fits(info, pod, pod.summary()).is_ok()
+    ) -> Option<Arc<str>> {
+        let there = |info: &&NodeInfo| info.facts.is_some() && node.is_none_or(|node| *info.name == *node);
+        let first = || match node {
+            Some(node) => cluster.node(node).filter(there),
+            None => cluster.nodes().find(there),
+        };
+        let found = match &waiting.pod {
+            None => first(),
+            Some(pod) => match &pod.gang {
+                Some(gang) => {
+                    let hopes = || {
+                        let complete_now = waiting.incomplete && all_exist(cluster, pod, gang);
+                        // Its other members may be those that go to this node.
+                        complete_now || self.gang_refusal(cluster, pod).is_none()
+                    };
+                    gangs.entry(Arc::clone(&gang.key)).or_insert_with(hopes).then(first).flatten()
+                }
+                // What is freed here of a quota can be used on another node.
+                None if cluster.quotas().concern(&pod.namespace) => first(),
+                None => {
+                    let summary = pod.summary();
+                    let fits = |info: &&NodeInfo| {
+                        there(info) && info.selected_by(pod) && fits(info, pod, summary).is_ok()
+                    };
+                    match node {
+                        Some(node) => cluster.node(node).filter(fits),
+                        None => cluster.with_room_for(pod).map(|(_, info)| info).find(fits),
+                    }
+                }
+            },
+        };
+        found.map(|info| Arc::clone(&info.name))
     }
 }

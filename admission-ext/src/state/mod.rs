@@ -6,6 +6,7 @@
 //!                                                    └── nodes: one per node, occupancy ready made ──► filter, prioritize
 //! ```
 
+mod headroom;
 pub mod node;
 pub mod pod;
 pub mod quota;
@@ -20,6 +21,7 @@ use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names;
 
+use self::headroom::Headroom;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
@@ -161,6 +163,10 @@ pub struct Cluster {
     nominated: HashMap<Arc<str>, NodeId>,
     /// Places in `nodes` that are free.
     vacant: Vec<NodeId>,
+    /// The nodes that are known, by what is left on them.
+    headroom: Headroom,
+    /// How often something changed by which a pod may fit that did not.
+    growth: u64,
     config: GPUConfigSpec,
     quotas: Quotas,
     /// Cards of each pool that shares never use.
@@ -186,6 +192,7 @@ impl Cluster {
     /// Computes the occupancy of all nodes that changed since [`Cluster::load`].
     pub fn settle(&mut self) {
         self.loading = false;
+        self.growth += 1;
         for id in 0..self.nodes.len() {
             if self.nodes[id].stale {
                 self.rebuild_node(id);
@@ -231,6 +238,7 @@ impl Cluster {
         let reserved: HashMap<_, _> = reserved.map(|pool| (pool.name, pool.reserved_cards)).collect();
         if reserved != self.reserved {
             self.reserved = reserved;
+            self.growth += 1;
             (0..self.nodes.len()).for_each(|id| self.rebuild_node(id));
         }
         self.quotas.set(config.quotas);
@@ -281,9 +289,17 @@ impl Cluster {
         self.nodes.iter().filter(|info| info.known)
     }
 
-    /// The nodes from this number on, but for numbers that are free.
-    pub fn nodes_from(&self, id: NodeId) -> impl Iterator<Item = &NodeInfo> {
-        self.nodes.iter().skip(id).filter(|info| info.known)
+    /// The nodes that may have room for the pod, with their numbers: those with least left first. A node that is not among them has
+    /// none.
+    pub fn with_room_for(&self, pod: &PodFacts) -> impl Iterator<Item = (NodeId, &NodeInfo)> {
+        let ids = self.headroom.for_request(pod.summary(), pod.demand());
+        ids.map(|id| (id, &self.nodes[id]))
+    }
+
+    /// Stays the same while no pod fits anywhere that did not fit before.
+    #[must_use]
+    pub fn growth(&self) -> u64 {
+        self.growth
     }
 
     #[must_use]
@@ -361,6 +377,7 @@ impl Cluster {
     pub fn set_node(&mut self, name: &str, facts: NodeFacts) {
         let id = self.node_id(name);
         if self.nodes[id].facts.as_ref() != Some(&facts) {
+            self.growth += 1;
             self.change(id, |info| info.facts = Some(facts));
         }
     }
@@ -376,13 +393,18 @@ impl Cluster {
         // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
         let shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow);
         let id = self.node_id(name);
-        if self.nodes[id].shadow != shadow {
+        let before = self.nodes[id].shadow.as_ref();
+        if before != shadow.as_ref() {
+            let same =
+                before.map(|shadow| &shadow.inventory) == shadow.as_ref().map(|shadow| &shadow.inventory);
+            self.growth += u64::from(!same);
             self.change(id, |info| info.shadow = shadow);
         }
     }
 
     pub fn remove_shadow(&mut self, name: &str) {
         if let Some(id) = self.by_name.get(name) {
+            self.growth += 1;
             self.change(*id, |info| info.shadow = None);
         }
     }
@@ -543,6 +565,7 @@ impl Cluster {
         let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
         info.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
         info.settle();
+        self.headroom.set(id, info.known.then_some(&info.capacity));
         if !self.quotas.is_empty() {
             self.quotas.take_back(&info.contribution);
             info.contribution = quota::contribution(info);
@@ -563,6 +586,7 @@ impl Cluster {
         self.rebuild_node(id);
         let info = &self.nodes[id];
         if info.capacity.more_than(&before) {
+            self.growth += 1;
             let name = Arc::clone(&info.name);
             self.free(Some(name));
         }

@@ -1,14 +1,15 @@
 //! The promises, over random clusters and random orders of events.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
-use gpu_migrate_admission_ext::decide::placement;
+use gpu_migrate_admission_ext::decide::{fits, placement};
 use gpu_migrate_admission_ext::engine::{Clock, Engine, Now, Settings};
+use gpu_migrate_admission_ext::state::node::ShadowFacts;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use gpu_migrate_model::score::ScoringStrategy;
 use proptest::prelude::*;
@@ -69,6 +70,58 @@ fn any_node() -> impl Strategy<Value = Vec<Value>> {
     )
 }
 
+const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+
+/// What may happen to a cluster of four nodes.
+#[derive(Clone, Debug)]
+enum Step {
+    Node(usize, u32, bool),
+    NodeGone(usize),
+    Cards(usize, usize),
+    CardsGone(usize),
+    Share(usize, u32, (u32, u32)),
+    Legacy(usize, u32),
+    PodGone(u32),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let node = 0..NODES.len();
+    prop_oneof![
+        2 => (node.clone(), 1u32..=4, any::<bool>()).prop_map(|(node, cards, on)| Step::Node(node, cards, on)),
+        1 => node.clone().prop_map(Step::NodeGone),
+        2 => (node.clone(), 1usize..=4).prop_map(|(node, cards)| Step::Cards(node, cards)),
+        1 => node.clone().prop_map(Step::CardsGone),
+        3 => (node.clone(), 0u32..6, (1u32..=99, 1u32..=16)).prop_map(|(node, pod, share)| Step::Share(node, pod, share)),
+        2 => (node, 0u32..6).prop_map(|(node, pod)| Step::Legacy(node, pod)),
+        3 => (0u32..6).prop_map(Step::PodGone),
+    ]
+}
+
+impl Step {
+    fn on(&self, engine: &Engine) {
+        match self {
+            Self::Node(at, cards, on) => {
+                let mut node = node(NODES[*at], *cards, 16);
+                node["metadata"]["labels"] = if *on { json!({"x": "y"}) } else { json!({}) };
+                engine.set_node(NODES[*at], facts_of_node(&node));
+            }
+            Self::NodeGone(at) => engine.remove_node(NODES[*at]),
+            Self::Cards(at, cards) => {
+                let status = shadow(NODES[*at], *cards, 16, &[])["status"].take();
+                engine.set_shadow(NODES[*at], ShadowFacts::read(&serde_json::from_value(status).unwrap()));
+            }
+            Self::CardsGone(at) => engine.remove_shadow(NODES[*at]),
+            Self::Share(at, pod, share) => {
+                engine.set_pod(facts(&bound(shared(&format!("p{pod}"), &[*share]), NODES[*at], "0")));
+            }
+            Self::Legacy(at, pod) => {
+                engine.set_pod(facts(&bound(legacy(&format!("p{pod}"), 1), NODES[*at], "")));
+            }
+            Self::PodGone(pod) => engine.remove_pod(&format!("uid-p{pod}")),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -84,6 +137,51 @@ proptest! {
             prop_assert_eq!(look, placed);
             Ok(())
         })?;
+    }
+
+    /// A node that has no room by the index has none.
+    #[test]
+    fn no_node_with_room_is_left_out(steps in prop::collection::vec(any_step(), 1..40), pod in any_pod("p")) {
+        let engine = engine(&[]);
+        let facts = facts(&pod);
+        for step in steps {
+            step.on(&engine);
+            engine.read(|cluster| {
+                let fitting = cluster.nodes().filter(|info| fits(info, &facts, facts.summary()).is_ok());
+                let fitting: BTreeSet<_> = fitting.map(|info| &info.name).collect();
+                let with_room: Vec<_> = cluster.with_room_for(&facts).map(|(_, info)| &info.name).collect();
+                let once: BTreeSet<_> = with_room.iter().copied().collect();
+                prop_assert_eq!(once.len(), with_room.len());
+                prop_assert!(fitting.is_subset(&once), "{:?} of {:?}", fitting, once);
+                Ok(())
+            })?;
+        }
+    }
+
+    /// Whether a gang fits does not depend on what was said of it before.
+    #[test]
+    fn a_gang_is_answered_as_if_it_had_never_asked(
+        steps in prop::collection::vec(any_step(), 1..40),
+        share in prop_oneof![(1u32..=99, 1u32..=8), Just((100, 0)), Just((200, 0))],
+        labelled in any::<bool>(),
+    ) {
+        let member = |at: u32| {
+            let mut pod = shared(&format!("g{at}"), &[share]);
+            pod["metadata"]["annotations"] =
+                json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "3"});
+            if labelled {
+                pod["spec"]["nodeSelector"] = json!({"x": "y"});
+            }
+            pod
+        };
+        let gang: Vec<_> = (0..3).map(member).collect();
+        let asking = engine(&gang);
+        for (at, step) in steps.iter().enumerate() {
+            step.on(&asking);
+            let fresh = engine(&gang);
+            steps[..=at].iter().for_each(|step| step.on(&fresh));
+            prop_assert_eq!(filter(&asking, &gang[0], &NODES), filter(&fresh, &gang[0], &NODES));
+        }
     }
 
     /// I7: filter, prioritize and preempt change nothing, and say the same again.
