@@ -1,10 +1,12 @@
-//! The verbs as HTTP round trips against the real binary with a made-up cluster, at 100, 1,000 and 5,000 nodes.
+//! The verbs as HTTP round trips against the real binary with a made-up cluster, at 100, 1,000, 5,000 and 15,000 nodes with twelve
+//! pods each, 10,000 that wait, and a gang for each 75 nodes that waits for whole nodes.
 //!
 //! `cargo bench -p gpu-migrate-admission-ext --bench http` prints, for each size, p50 and p99 of filter, prioritize
-//! and bind with *all* node names in the request, the server's processor time for one call (which a busy machine does
+//! and bind with *all* node names in the request, and of filter for a member of a gang that does not fit, the server's processor time for one call (which a busy machine does
 //! not change), the time from start to ready, the resident memory, and how much of the processors others used meanwhile: a
 //! tail that came of them says nothing. The ratios of the last lines are to the smallest
-//! cluster of the same run. Names of scorings after `--` measure those alone (`-- binpack`).
+//! cluster of the same run. Names of scorings after `--` measure those alone (`-- binpack`);
+//! another program with `GPU_MIGRATE_EXTENDER=PATH`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)] // a bench that cannot go on has nothing to say
 
@@ -17,9 +19,10 @@ use std::time::{Duration, Instant};
 mod generate;
 
 use generate::{Shape, node_name};
+use gpu_migrate_model::names::GANG_NAME;
 use serde_json::{Value, json};
 
-const SIZES: [u32; 3] = [100, 1_000, 5_000];
+const SIZES: [u32; 4] = [100, 1_000, 5_000, 15_000];
 const SCORINGS: [&str; 3] = ["binpack", "fragmentation", "lookahead"];
 const ROUNDS: usize = 2_000;
 
@@ -41,12 +44,15 @@ impl Server {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
         let start = Instant::now();
-        let child = Command::new(env!("CARGO_BIN_EXE_gpu-migrate-extender"))
-            .args(["--bind", &address, "--metrics-bind", "", "--scoring", scoring, "--snapshot"])
-            .arg(snapshot)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let child = Command::new(
+            std::env::var_os("GPU_MIGRATE_EXTENDER")
+                .unwrap_or(env!("CARGO_BIN_EXE_gpu-migrate-extender").into()),
+        )
+        .args(["--bind", &address, "--metrics-bind", "", "--scoring", scoring, "--snapshot"])
+        .arg(snapshot)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
         let mut server = Self { child, address, ready: Duration::ZERO };
         while TcpStream::connect(&server.address).is_err() {
             assert!(start.elapsed() < Duration::from_secs(120), "not serving");
@@ -159,13 +165,16 @@ struct Load {
     pods: Vec<Value>,
     names: Vec<String>,
     bodies: Vec<Vec<u8>>,
+    of_gangs: Vec<Vec<u8>>,
 }
 
 impl Load {
     fn new(snapshot: &std::path::Path, nodes: u32) -> Self {
-        let (pods, names) = (waiting_pods(snapshot), (0..nodes).map(node_name).collect::<Vec<_>>());
-        let bodies = pods.iter().take(64).map(|pod| args(pod, &names)).collect();
-        Self { pods, names, bodies }
+        let names = (0..nodes).map(node_name).collect::<Vec<_>>();
+        let in_gang = |pod: &Value| !pod["metadata"]["annotations"][GANG_NAME].is_null();
+        let (members, pods): (Vec<_>, Vec<_>) = waiting_pods(snapshot).into_iter().partition(in_gang);
+        let bodies = |pods: &[Value]| pods.iter().take(64).map(|pod| args(pod, &names)).collect();
+        Self { bodies: bodies(&pods), of_gangs: bodies(&members), pods, names }
     }
 
     /// The body that binds the pod at `at` to a node that filter has passed, as the scheduler does.
@@ -193,15 +202,15 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
         let body = load.binding(&mut caller, at);
         caller.call("bind", &body);
     }
-    let mut looks = |verb: &str| {
+    let mut looks = |verb: &str, bodies: &[Vec<u8>]| {
         let before = server.cpu();
-        let times =
-            Times::of(ROUNDS, |round| drop(caller.call(verb, &load.bodies[round % load.bodies.len()])));
+        let times = Times::of(ROUNDS, |round| drop(caller.call(verb, &bodies[round % bodies.len()])));
         (times, (server.cpu() - before).as_secs_f64() * 1e3 / ROUNDS as f64)
     };
     let (start, others) = (Instant::now(), server.others());
-    let (filter, filter_cpu) = looks("filter");
-    let (prioritize, prioritize_cpu) = looks("prioritize");
+    let (filter, filter_cpu) = looks("filter", &load.bodies);
+    let (prioritize, prioritize_cpu) = looks("prioritize", &load.bodies);
+    let (gang, gang_cpu) = looks("filter", &load.of_gangs);
     let mut bound = Vec::with_capacity(bindings);
     for at in warm..warm + bindings {
         let body = load.binding(&mut caller, at);
@@ -216,7 +225,7 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
     let disturbed =
         (server.others().saturating_sub(others)).as_secs_f64() / start.elapsed().as_secs_f64() / cores;
     println!(
-        "| {scoring} | {nodes} | {} | {:.0} | {:.0} | {:.2} / {:.2} / {filter_cpu:.2} | {:.2} / {:.2} / {prioritize_cpu:.2} | {:.3} / {:.3} | {:.0} % |",
+        "| {scoring} | {nodes} | {} | {:.0} | {:.0} | {:.2} / {:.2} / {filter_cpu:.2} | {:.2} / {:.2} / {prioritize_cpu:.2} | {:.2} / {:.2} / {gang_cpu:.2} | {:.3} / {:.3} | {:.0} % |",
         nodes * 12,
         server.ready.as_secs_f64() * 1e3,
         server.resident_mib(),
@@ -224,6 +233,8 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
         filter.ms(99),
         prioritize.ms(50),
         prioritize.ms(99),
+        gang.ms(50),
+        gang.ms(99),
         bound.ms(50),
         bound.ms(99),
         disturbed * 100.0,
@@ -237,13 +248,14 @@ fn main() {
     let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let asked = |scoring: &&str| asked.is_empty() || asked.iter().any(|name| name == scoring);
     println!(
-        "| scoring | nodes | pods | start ms | RSS MiB | filter p50 / p99 / CPU ms | prioritize p50 / p99 / CPU ms | bind p50 / p99 ms | others |"
+        "| scoring | nodes | pods | start ms | RSS MiB | filter p50 / p99 / CPU ms | prioritize p50 / p99 / CPU ms | gang p50 / p99 / CPU ms | bind p50 / p99 ms | others |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut per_node = Vec::new();
     for nodes in SIZES {
         let path = folder.path().join(format!("{nodes}.json"));
-        let shape = Shape { nodes, pods_per_node: 12, waiting: 3_000, cards: 8, seed: 1 };
+        let gangs = (nodes / 75).max(1);
+        let shape = Shape { nodes, pods_per_node: 12, waiting: 10_000, gangs, cards: 8, seed: 1 };
         generate::write(shape, &mut BufWriter::new(std::fs::File::create(&path).unwrap())).unwrap();
         let load = Load::new(&path, nodes);
         for scoring in SCORINGS.into_iter().filter(asked) {

@@ -30,6 +30,9 @@ pub(crate) struct Shape {
     /// Further pods that wait for a node
     #[arg(long, default_value_t = 2_000)]
     pub(crate) waiting: u32,
+    /// Gangs of 32 pods that wait for whole nodes, of which none is free
+    #[arg(long, default_value_t = 0)]
+    pub(crate) gangs: u32,
     /// Cards on each node
     #[arg(long, default_value_t = 8)]
     pub(crate) cards: u32,
@@ -40,6 +43,8 @@ pub(crate) struct Shape {
 
 const MEMORY_MIB: u64 = 81_559;
 const MODEL: &str = "NVIDIA A100-SXM4-80GB";
+/// Pods of a gang.
+const GANG: u32 = 32;
 /// Cores and blocks of shares, as often as they are listed.
 const SHARES: [(u32, u32); 8] =
     [(10, 16), (10, 24), (20, 42), (25, 64), (25, 79), (30, 100), (50, 120), (50, 159)];
@@ -70,6 +75,15 @@ pub(crate) fn write(shape: Shape, out: &mut impl Write) -> io::Result<()> {
         let share = SHARES.choose(&mut rng).copied().unwrap_or(SHARES[0]);
         let pod = pod(&format!("waiting-{at}"), shape.seed, at, None, share_limits(share.0, share.1));
         writeln!(out, "{}{pod}", if shape.nodes + at > 0 { "," } else { "" })?;
+    }
+    let whole_node = share_limits(shape.cards * 100, 0);
+    for at in 0..shape.gangs * GANG {
+        let mut pod = pod(&format!("gang-{at}"), shape.seed, shape.waiting + at, None, whole_node.clone());
+        pod["metadata"]["annotations"] = json!({
+            names::GANG_NAME: format!("gang-{}", at / GANG),
+            names::GANG_SIZE: GANG.to_string(),
+        });
+        writeln!(out, "{}{pod}", if shape.nodes + shape.waiting + at > 0 { "," } else { "" })?;
     }
     out.write_all(b"]}\n")
 }
