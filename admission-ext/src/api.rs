@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::state::pod::PodFacts;
+use crate::state::pod::{PodFacts, PodGroups};
 
 /// A binding to be made: the node and, in the same write, the annotations with the choice of cards (DESIGN decision 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +63,15 @@ pub trait Api: Send + Sync + 'static {
     /// # Errors
     /// A text, where it was not done.
     async fn lift_gate(&self, pod: &PodFacts) -> Result<(), String>;
+
+    /// `spec.minMember` of the PodGroup of a gang; `None` where there is no such PodGroup.
+    ///
+    /// # Errors
+    /// A text, where it cannot be read.
+    async fn min_member(&self, namespace: &str, name: &str, group: PodGroups) -> Result<Option<u32>, String> {
+        let _ = (namespace, name, group);
+        Ok(None)
+    }
 
     /// Records an Event on the pod. Best effort.
     async fn warn(&self, pod: &PodFacts, reason: &'static str, message: String);

@@ -3,17 +3,19 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use futures::TryFutureExt as _;
 use gpu_migrate_model::names;
 use gpu_migrate_model::view::WatchedPod;
 use k8s_openapi::api::core::v1::{Binding as ApiBinding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api as KubeApi, Client};
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::api::{Api, BindFailure, Binding, Found};
-use crate::state::pod::{PodFacts, Rules};
+use crate::state::pod::{PodFacts, PodGroups, Rules};
 
 /// Field manager and reporting controller.
 const MANAGER: &str = "gpu-migrate-extender";
@@ -54,6 +56,17 @@ impl Kube {
     fn pods(&self, namespace: &str) -> KubeApi<Pod> {
         KubeApi::namespaced(self.client.clone(), namespace)
     }
+}
+
+#[derive(Deserialize)]
+struct PodGroup {
+    spec: PodGroupSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodGroupSpec {
+    min_member: Option<u32>,
 }
 
 #[async_trait]
@@ -126,6 +139,21 @@ impl Api for Kube {
         let patch = Patch::Strategic(&patch);
         let patched = pods.patch_metadata(&pod.name, &params, &patch);
         self.limited(patched).await.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    async fn min_member(&self, namespace: &str, name: &str, group: PodGroups) -> Result<Option<u32>, String> {
+        let path = format!("/apis/{}/namespaces/{namespace}/podgroups", group.api_version());
+        let request = kube::core::Request::new(path).get(name, &GetParams::default());
+        let request = request.map_err(|error| error.to_string())?;
+        // Neither the object nor its kind need exist.
+        let found =
+            self.client.request::<PodGroup>(request).map_ok(Some).or_else(async |error| match error {
+                kube::Error::Api(status) if status.code == 404 => Ok(None),
+                other => Err(other),
+            });
+        let found = self.limited(found).await.map_err(|error| error.to_string())?;
+        // Volcano's default.
+        Ok(found.map(|group| group.spec.min_member.unwrap_or(1)))
     }
 
     async fn warn(&self, pod: &PodFacts, reason: &'static str, message: String) {

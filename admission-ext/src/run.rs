@@ -395,6 +395,7 @@ fn background(tasks: &mut Tasks, engine: &Arc<Engine>, mut requeues: UnboundedRe
         loop {
             every.tick().await;
             unconfirmed.resolve_unconfirmed().await;
+            unconfirmed.read_pod_groups().await;
             unconfirmed.lift_gates().await;
         }
     };

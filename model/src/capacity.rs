@@ -220,6 +220,11 @@ impl NodeCapacity {
         self.cards.iter().filter(|card| card.open).map(|card| card.blocks).sum()
     }
 
+    /// Cards that a share can go to.
+    fn cards_for_shares(&self) -> u32 {
+        self.free_for_shares + count(self.cards.iter().filter(|card| card.open && !card.free))
+    }
+
     /// Whether some card has more left than before, or more cards are free.
     #[must_use]
     pub fn more_than(&self, before: &Self) -> bool {
@@ -227,6 +232,8 @@ impl NodeCapacity {
             || self.free_for_shares > before.free_for_shares
             || self.cards.len() > before.cards.len()
             || !self.legacy_only && before.legacy_only
+            // A share on a card that was kept for a legacy pod leaves the rest of it to others.
+            || self.cards_for_shares() > before.cards_for_shares()
             || self
                 .cards
                 .iter()

@@ -79,6 +79,14 @@ pub const VCUDA_CORE_LIMIT: &str = "tencent.com/vcuda-core-limit";
 pub const GANG_NAME: &str = "scheduling.k8s.io/group-name";
 /// Pod annotation: how many members the gang has.
 pub const GANG_SIZE: &str = "scheduling.k8s.io/group-pod-num";
+/// Pod annotation of Volcano: name of its PodGroup. So is [`GANG_NAME`] without [`GANG_SIZE`].
+pub const VOLCANO_GROUP: &str = "scheduling.volcano.sh/group-name";
+/// Pod label of scheduler-plugins: name of its PodGroup.
+pub const SCHEDULER_PLUGINS_GROUP: &str = "scheduling.x-k8s.io/pod-group";
+/// Pod label of Kueue: name of its group of plain pods.
+pub const KUEUE_GROUP: &str = "kueue.x-k8s.io/pod-group-name";
+/// Pod annotation of Kueue: how many pods the group has.
+pub const KUEUE_GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
 
 /// Pod annotation: card models that will do, comma-separated.
 pub const CARD_MODEL: &str = "gpu-migrate.io/card-model";

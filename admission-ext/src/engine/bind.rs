@@ -155,9 +155,12 @@ impl Engine {
         let shown = || format!("{namespace}/{name}");
         match self.api.look_up(namespace, name, uid).await {
             Ok(Found::Pod(pod)) => {
-                let pod = Arc::new(*pod);
-                self.change(|cluster| cluster.set_pod((*pod).clone()));
-                Ok(pod)
+                let found = Arc::new(*pod);
+                let known = self.change(|cluster| {
+                    cluster.set_pod((*found).clone());
+                    cluster.pod(uid).cloned()
+                });
+                Ok(known.unwrap_or(found))
             }
             Ok(Found::Finished | Found::Gone) => Err(BindError::Gone { pod: shown(), uid: uid.to_owned() }),
             Err(problem) => Err(BindError::LookUp { pod: shown(), problem }),

@@ -15,6 +15,7 @@ use crate::state::{Cluster, NodeId};
 use crate::wire::answer::{self, Verdict};
 use crate::wire::{Nodes, Request};
 use gpu_migrate_model::capacity::RequestSummary;
+use gpu_migrate_model::view::PodView;
 
 /// Nodes looked at before a waiting bind is let in.
 const NODES_PER_LOCK: usize = 512;
@@ -44,7 +45,7 @@ impl Engine {
             Ok(request) => request,
             Err(problem) => return error(&problem.to_string()),
         };
-        let pod = PodFacts::read(&request.pod, &self.settings.rules);
+        let pod = self.facts(&request.pod);
         let dry_run = verb == Verb::FilterDryrun.path();
         let (verdicts, reasons) = self.verdicts(&pod, &request.nodes, dry_run);
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
@@ -69,7 +70,7 @@ impl Engine {
             Ok(request) => request,
             Err(problem) => return error(&problem.to_string()),
         };
-        let pod = PodFacts::read(&request.pod, &self.settings.rules);
+        let pod = self.facts(&request.pod);
         let (mut verdicts, mut reasons) = self.verdicts(&pod, &request.nodes, false);
         if pod.kind != PodKind::Plain {
             let cluster = self.cluster.read();
@@ -93,6 +94,14 @@ impl Engine {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
             outcome: if some { Outcome::Ok } else { Outcome::Refused },
         }
+    }
+
+    fn facts(&self, pod: &PodView<'_>) -> PodFacts {
+        let mut pod = PodFacts::read(pod, &self.settings.rules);
+        if pod.gang.is_some() {
+            self.cluster.read().size(&mut pod);
+        }
+        pod
     }
 
     fn verdicts(&self, pod: &PodFacts, nodes: &Nodes<'_>, dry_run: bool) -> (Vec<Verdict>, Reasons) {

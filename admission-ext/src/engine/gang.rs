@@ -23,7 +23,7 @@ use super::Engine;
 use super::bind::BindError;
 use crate::decide::placement;
 use crate::state::node::Placed;
-use crate::state::pod::{Cards, GangRef, PodFacts, compact};
+use crate::state::pod::{Cards, GANG_SIZES, GangRef, PodFacts, compact};
 use crate::state::{Cluster, NodeId, NodeInfo};
 use gpu_migrate_model::capacity::{NodeCapacity, RequestSummary};
 
@@ -256,6 +256,33 @@ impl Engine {
         keys.into_iter().flat_map(gated).collect()
     }
 
+    /// Reads the PodGroups that say how large the gangs of our schedulers are and were not there yet.
+    pub async fn read_pod_groups(&self) {
+        if !self.is_ready() {
+            return;
+        }
+        let ours = self.schedulers.read().clone();
+        let gangs: Vec<GangRef> = self.read(|cluster| {
+            let pods = cluster.of_unsized_gangs().filter(|pod| ours.contains(&pod.scheduler));
+            pods.filter_map(|pod| pod.gang.clone()).collect()
+        });
+        for GangRef { key, group, .. } in gangs {
+            let (Some((namespace, name)), Some(group)) = (key.split_once('/'), group) else { continue };
+            match self.api.min_member(namespace, name, group).await {
+                Ok(Some(size)) if GANG_SIZES.contains(&size) => self.change(|cluster| {
+                    if cluster.set_size(&key, size) {
+                        cluster.free_somewhere();
+                    }
+                }),
+                Ok(Some(size)) => {
+                    tracing::warn!(gang = %key, size, "minMember of its PodGroup: expected 1 to {}", GANG_SIZES.end());
+                }
+                Ok(None) => {}
+                Err(problem) => tracing::warn!(gang = %key, problem, "PodGroup not read; trying again"),
+            }
+        }
+    }
+
     /// Lifts the gates of complete gangs.
     pub async fn lift_gates(&self) {
         if !self.is_ready() {
@@ -293,6 +320,12 @@ impl Gangs {
         held_binds: usize,
     ) -> Option<String> {
         let (key, size) = (&gang.key, gang.size as usize);
+        if let (0, Some(group)) = (size, gang.group) {
+            return Some(format!(
+                "gang {key}: there is no PodGroup of {} that says how many pods it has",
+                group.api_version()
+            ));
+        }
         if size > held_binds {
             return Some(format!(
                 "gang {key}: it has {size} pods, and binds are held for at most {held_binds}"
@@ -327,7 +360,7 @@ impl Gangs {
         for (key, started) in self.started.iter().filter(|(key, _)| **key != gang.key) {
             missing.extend(still_missing(
                 cluster,
-                &GangRef { key: Arc::clone(key), size: started.size },
+                &GangRef { key: Arc::clone(key), size: started.size, group: None },
                 None,
             ));
         }
@@ -359,7 +392,7 @@ pub(super) fn coming<'a>(cluster: &'a Cluster, key: &str) -> impl Iterator<Item 
 /// Whether the gang of `pod` has all its members: `pod` itself, which the index may not know yet, and those that have succeeded count.
 pub(super) fn all_exist(cluster: &Cluster, pod: &PodFacts, gang: &GangRef) -> bool {
     let others = coming(cluster, &gang.key).filter(|member| member.uid != pod.uid).count();
-    1 + others + cluster.succeeded(&gang.key, pod.owner.as_ref()) >= gang.size as usize
+    gang.size > 0 && 1 + others + cluster.succeeded(&gang.key, pod.owner.as_ref()) >= gang.size as usize
 }
 
 /// The members of a gang that hold nothing yet; `pod`, where given, is one of them even if the index lags.

@@ -254,8 +254,9 @@ impl Engine {
             let hinders = |cluster: &Cluster| cluster.pod(&uid).is_some_and(|pod| pod.unschedulable);
             let (before, hindered) = (gang::coming(cluster, &gang.key).count(), hinders(cluster));
             cluster.set_pod(pod);
-            let complete =
-                before < gang.size as usize && gang::coming(cluster, &gang.key).count() >= gang.size as usize;
+            let size =
+                cluster.pod(&uid).and_then(|pod| pod.gang.as_ref()).map_or(0, |gang| gang.size as usize);
+            let complete = before < size && gang::coming(cluster, &gang.key).count() >= size;
             if complete || hindered && !hinders(cluster) {
                 // The scheduler cannot see that the others may go now.
                 cluster.free_somewhere();

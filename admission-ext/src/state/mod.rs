@@ -23,7 +23,7 @@ use gpu_migrate_model::names;
 
 use self::headroom::Headroom;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
-use self::pod::{Cards, PodFacts};
+use self::pod::{Cards, GangRef, PodFacts};
 use self::quota::{Contribution, Quotas};
 use gpu_migrate_model::capacity::NodeCapacity;
 
@@ -155,6 +155,8 @@ pub struct Cluster {
     assumed: HashMap<Arc<str>, Assumption>,
     /// UIDs of the members of each gang.
     gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// Sizes of the gangs whose PodGroup says it.
+    sizes: HashMap<Arc<str>, u32>,
     /// Members of gangs that have succeeded and are still in the API, by UID: the gang and the member's controller.
     succeeded: HashMap<Arc<str>, Success>,
     /// How many of those there are.
@@ -344,6 +346,36 @@ impl Cluster {
         self.successes.get(&(Arc::clone(gang), owner.cloned())).copied().unwrap_or(0)
     }
 
+    /// Tells a pod the size of its gang, where its PodGroup says it and was read.
+    pub fn size(&self, pod: &mut PodFacts) {
+        if let Some(gang) = &mut pod.gang
+            && gang.group.is_some()
+        {
+            gang.size = self.sizes.get(&gang.key).copied().unwrap_or(0);
+        }
+    }
+
+    /// A member of each gang whose PodGroup was not read yet.
+    pub fn of_unsized_gangs(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        let first = |uids: &BTreeSet<Arc<str>>| uids.first().cloned();
+        let firsts = self.gangs.values().filter_map(first).filter_map(|uid| self.pod(&uid));
+        firsts.filter(|pod| pod.gang.as_ref().is_some_and(|gang| gang.size == 0))
+    }
+
+    /// The PodGroup of a gang says how many members it has. Whether that is news.
+    pub fn set_size(&mut self, gang: &Arc<str>, size: u32) -> bool {
+        let Some(members) = self.gangs.get(gang) else { return false };
+        for uid in members {
+            if let Some(known) = self.pods.get_mut(uid)
+                && let Some(gang) = &mut Arc::make_mut(&mut known.pod).gang
+                && gang.group.is_some()
+            {
+                gang.size = size;
+            }
+        }
+        self.sizes.insert(Arc::clone(gang), size) != Some(size)
+    }
+
     /// UIDs of all pods that are known, of those that have succeeded too.
     pub fn uids(&self) -> impl Iterator<Item = &Arc<str>> {
         self.pods.keys().chain(self.succeeded.keys())
@@ -410,7 +442,8 @@ impl Cluster {
     }
 
     /// A pod was added or changed. Finished pods are to be removed instead.
-    pub fn set_pod(&mut self, pod: PodFacts) {
+    pub fn set_pod(&mut self, mut pod: PodFacts) {
+        self.size(&mut pod);
         let pod = Arc::new(pod);
         let uid = Arc::clone(&pod.uid);
         if let Some(gang) = &pod.gang {
@@ -441,6 +474,7 @@ impl Cluster {
             members.remove(uid);
             if members.is_empty() {
                 self.gangs.remove(&gang.key);
+                self.sizes.remove(&gang.key);
             }
         }
         if let Some(id) = known.and_then(|known| known.info) {

@@ -73,11 +73,34 @@ pub struct PodFacts {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GangRef {
-    /// Namespace and `scheduling.k8s.io/group-name`.
+    /// Namespace and name.
     pub key: Arc<str>,
-    /// `scheduling.k8s.io/group-pod-num`: how many members there are.
+    /// How many members there are; 0 while the PodGroup that says so has not been read.
     pub size: u32,
+    /// Whose PodGroup says how many members there are; `None` where the pod says it.
+    pub group: Option<PodGroups>,
 }
+
+/// The custom resources `podgroups` with `spec.minMember`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PodGroups {
+    /// Of kubernetes-sigs/scheduler-plugins.
+    SchedulerPlugins,
+    Volcano,
+}
+
+impl PodGroups {
+    #[must_use]
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::SchedulerPlugins => "scheduling.x-k8s.io/v1alpha1",
+            Self::Volcano => "scheduling.volcano.sh/v1beta1",
+        }
+    }
+}
+
+/// How many members a gang may have.
+pub const GANG_SIZES: std::ops::RangeInclusive<u32> = 1..=10_000;
 
 impl PodFacts {
     /// Reads `pod`. Never fails: what cannot be read is said in [`PodFacts::ask`], and such a pod is never placed.
@@ -236,25 +259,42 @@ fn read_ask(pod: &PodView<'_>, rules: &Rules) -> Result<PodAsk, AskError> {
 }
 
 fn read_gang(pod: &PodView<'_>) -> Result<Option<GangRef>, String> {
-    let annotation = |key| pod.metadata.annotation(key);
-    let (name, size) = match (annotation(names::GANG_NAME), annotation(names::GANG_SIZE)) {
-        (None, None) => return Ok(None),
-        (Some(name), Some(size)) if !name.is_empty() => (name, size),
-        (name, size) => {
-            return Err(format!(
-                "annotations {} ({:?}) and {} ({:?}): expected both, the name of the gang and how many pods it has",
-                names::GANG_NAME,
-                name,
-                names::GANG_SIZE,
-                size,
-            ));
-        }
+    let annotation = |key| pod.metadata.annotation(key).filter(|name| !name.is_empty());
+    let label = |key| pod.metadata.label(key).filter(|name| !name.is_empty());
+    let gang = |name: &str, size, group| {
+        Ok(Some(GangRef { key: format!("{}/{name}", pod.namespace()).into(), size, group }))
     };
-    match size.trim().parse::<u32>() {
-        Ok(size @ 1..=10_000) => {
-            Ok(Some(GangRef { key: format!("{}/{name}", pod.namespace()).into(), size }))
+    let own = (annotation(names::GANG_NAME), names::GANG_SIZE);
+    let kueue = (label(names::KUEUE_GROUP), names::KUEUE_GROUP_SIZE);
+    for (name, key) in [own, kueue] {
+        match (name, annotation(key)) {
+            (Some(name), Some(size)) => {
+                return match size.trim().parse::<u32>() {
+                    Ok(size) if GANG_SIZES.contains(&size) => gang(name, size, None),
+                    _ => Err(format!(
+                        "annotation {key}: {size:?}: expected a number from 1 to {}",
+                        GANG_SIZES.end()
+                    )),
+                };
+            }
+            (None, Some(_)) => {
+                return Err(format!("annotation {key}: expected the name of the group beside it"));
+            }
+            (_, None) => {}
         }
-        _ => Err(format!("annotation {}: {:?}: expected a number from 1 to 10000", names::GANG_SIZE, size)),
+    }
+    if kueue.0.is_some() {
+        return Err(format!(
+            "annotation {}: expected the number of the group's pods",
+            names::KUEUE_GROUP_SIZE
+        ));
+    }
+    if let Some(name) = label(names::SCHEDULER_PLUGINS_GROUP) {
+        return gang(name, 0, Some(PodGroups::SchedulerPlugins));
+    }
+    match own.0.or_else(|| annotation(names::VOLCANO_GROUP)) {
+        Some(name) => gang(name, 0, Some(PodGroups::Volcano)),
+        None => Ok(None),
     }
 }
 

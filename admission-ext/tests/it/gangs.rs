@@ -79,6 +79,21 @@ async fn nobody_goes_before_all_members_exist() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_group_of_kueue_is_a_gang() {
+    let mut gang = vec![shared("k0", &[(50, 4)]), shared("k1", &[(50, 4)])];
+    for pod in &mut gang {
+        pod["metadata"]["labels"] = json!({"kueue.x-k8s.io/pod-group-name": "k"});
+        pod["metadata"]["annotations"] = json!({"kueue.x-k8s.io/pod-group-total-count": "2"});
+    }
+    let engine = start(&[node("a", 1, 16), gang[0].clone()], 5_000);
+    let answer = filter(&engine, &gang[0], &["a"]);
+    let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+    assert_eq!(reason, "gang default/k: not all of its 2 pods exist yet");
+    engine.set_pod(facts(&gang[1]));
+    assert_eq!(passing(&engine, &gang[0], &["a"]), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_does_not_come_in_time_releases_all_and_frees_their_cards() {
     let gang = members("g", 3, (100, 0));
     let mut items = vec![node("a", 3, 16), shared("single", &[(50, 4)])];

@@ -7,7 +7,7 @@ use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found};
 use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
 use gpu_migrate_admission_ext::kube_api::Kube;
 use gpu_migrate_admission_ext::state::Cluster;
-use gpu_migrate_admission_ext::state::pod::Rules;
+use gpu_migrate_admission_ext::state::pod::{PodGroups, Rules};
 use gpu_migrate_admission_ext::watch;
 use http::{Request, Response, StatusCode};
 use kube::client::Body;
@@ -135,6 +135,23 @@ async fn a_gate_is_lifted_by_its_name_and_only_from_this_pod() {
     assert_eq!(path, "/api/v1/namespaces/default/pods/p?");
     assert_eq!(body["metadata"]["uid"], "uid-p");
     assert_eq!(body["spec"]["schedulingGates"], json!([{"$patch": "delete", "name": "gpu-migrate.io/gang"}]));
+}
+
+#[tokio::test]
+async fn a_pod_group_need_not_exist_nor_its_kind() {
+    for (status, body, expected) in [
+        (200, json!({"metadata": {}, "spec": {"minMember": 3}}), Ok(Some(3))),
+        (200, json!({"metadata": {}, "spec": {}}), Ok(Some(1))),
+        (404, failure(404, "the server could not find the requested resource"), Ok(None)),
+        (403, failure(403, "no"), Err("refused: no".to_owned())),
+    ] {
+        let (client, mut handle) = mocked();
+        let server = tokio::spawn(async move { answer(&mut handle, status, body).await });
+        assert_eq!(api(client).min_member("team", "g", PodGroups::Volcano).await, expected);
+        let (method, path, _) = server.await.unwrap();
+        let expected = "/apis/scheduling.volcano.sh/v1beta1/namespaces/team/podgroups/g";
+        assert_eq!((method.as_str(), path.as_str()), ("GET", expected));
+    }
 }
 
 #[tokio::test]

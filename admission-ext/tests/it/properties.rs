@@ -141,7 +141,7 @@ proptest! {
 
     /// A node that has no room by the index has none.
     #[test]
-    fn no_node_with_room_is_left_out(steps in prop::collection::vec(any_step(), 1..40), pod in any_pod("p")) {
+    fn no_node_with_room_is_left_out(steps in prop::collection::vec(any_step(), 1..16), pod in any_pod("p")) {
         let engine = engine(&[]);
         let facts = facts(&pod);
         for step in steps {
@@ -161,7 +161,7 @@ proptest! {
     /// Whether a gang fits does not depend on what was said of it before.
     #[test]
     fn a_gang_is_answered_as_if_it_had_never_asked(
-        steps in prop::collection::vec(any_step(), 1..40),
+        steps in prop::collection::vec(any_step(), 1..16),
         share in prop_oneof![(1u32..=99, 1u32..=8), Just((100, 0)), Just((200, 0))],
         labelled in any::<bool>(),
     ) {

@@ -1,7 +1,8 @@
 //! Pods that only we refused are woken by a touch of a Node, when there is room that the scheduler cannot see.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +12,7 @@ use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::Freed;
 use gpu_migrate_admission_ext::state::node::ShadowFacts;
-use gpu_migrate_admission_ext::state::pod::PodFacts;
+use gpu_migrate_admission_ext::state::pod::{PodFacts, PodGroups};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -23,6 +24,9 @@ use crate::common::*;
 struct Touches {
     nodes: parking_lot::Mutex<Vec<String>>,
     fail: AtomicBool,
+    /// `minMember` of the PodGroups.
+    groups: parking_lot::Mutex<HashMap<(String, PodGroups), u32>>,
+    groups_read: AtomicUsize,
 }
 
 #[async_trait]
@@ -42,6 +46,10 @@ impl Api for Touches {
     }
     async fn lift_gate(&self, _: &PodFacts) -> Result<(), String> {
         Ok(())
+    }
+    async fn min_member(&self, namespace: &str, name: &str, group: PodGroups) -> Result<Option<u32>, String> {
+        self.groups_read.fetch_add(1, Ordering::Relaxed);
+        Ok(self.groups.lock().get(&(format!("{namespace}/{name}"), group)).copied())
     }
     async fn warn(&self, _: &PodFacts, _: &'static str, _: String) {}
 }
@@ -295,4 +303,68 @@ async fn a_pod_that_is_nominated_no_more_wakes_who_was_refused_beside_it() {
     urgent["status"]["nominatedNodeName"] = json!("");
     t.engine.set_pod(facts(&urgent));
     assert_eq!(t.touched().await, ["a"]);
+}
+
+/// PodGroups of frameworks come before or after their pods.
+#[tokio::test]
+async fn a_gang_goes_once_its_pod_group_says_how_many_pods_it_has() {
+    let table = [
+        (json!({"labels": {"scheduling.x-k8s.io/pod-group": "g"}}), PodGroups::SchedulerPlugins),
+        (json!({"annotations": {"scheduling.volcano.sh/group-name": "g"}}), PodGroups::Volcano),
+        (json!({"annotations": {"scheduling.k8s.io/group-name": "g"}}), PodGroups::Volcano),
+    ];
+    for (metadata, group) in table {
+        let member = |name: &str| {
+            let mut pod = shared(name, &[(50, 4)]);
+            for (key, value) in metadata.as_object().unwrap() {
+                pod["metadata"][key] = value.clone();
+            }
+            pod
+        };
+        let gang = [member("g0"), member("g1")];
+        // Of another scheduler: none of our business.
+        let mut other = member("o");
+        other["spec"]["schedulerName"] = json!("volcano");
+        other["metadata"]["namespace"] = json!("others");
+        let mut t = start(&[node("a", 1, 16), gang[0].clone(), other]);
+        let answer = filter(&t.engine, &gang[0], &["a"]);
+        let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
+        let expected = format!(
+            "gang default/g: there is no PodGroup of {} that says how many pods it has",
+            group.api_version()
+        );
+        assert_eq!(reason, expected);
+        assert!(bind(&t.engine, &gang[0], "a").await.contains(&expected));
+
+        t.engine.read_pod_groups().await;
+        assert_eq!((t.touched().await.len(), t.api.groups_read.load(Ordering::Relaxed)), (0, 1));
+        t.api.groups.lock().insert(("default/g".to_owned(), group), 2);
+        t.engine.read_pod_groups().await;
+        // Read once.
+        t.engine.read_pod_groups().await;
+        assert_eq!(t.api.groups_read.load(Ordering::Relaxed), 2);
+        let reason = filter(&t.engine, &gang[0], &["a"])["FailedAndUnresolvableNodes"]["a"].take();
+        assert_eq!(reason, "gang default/g: not all of its 2 pods exist yet");
+        // The size is known to a member that comes later, too.
+        t.touched().await;
+        t.engine.set_pod(facts(&gang[1]));
+        assert_eq!(t.touched().await, ["a"]);
+        assert_eq!(passing(&t.engine, &gang[1], &["a"]), ["a"]);
+    }
+}
+
+#[tokio::test]
+async fn a_gang_that_is_complete_is_requeued_when_its_pod_group_comes() {
+    let member = |name: &str| {
+        let mut pod = shared(name, &[(50, 4)]);
+        pod["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "g"});
+        pod
+    };
+    let gang = [member("g0"), member("g1")];
+    let mut t = start(&[node("a", 1, 16), gang[0].clone(), gang[1].clone()]);
+    assert!(passing(&t.engine, &gang[0], &["a"]).is_empty());
+    t.api.groups.lock().insert(("default/g".to_owned(), PodGroups::SchedulerPlugins), 2);
+    t.engine.read_pod_groups().await;
+    assert_eq!(t.touched().await, ["a"]);
+    assert_eq!(passing(&t.engine, &gang[0], &["a"]), ["a"]);
 }

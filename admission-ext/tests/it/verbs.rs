@@ -94,11 +94,18 @@ fn what_no_departure_can_help_is_unresolvable() {
 fn a_pod_that_makes_no_sense_is_told_why() {
     let engine = engine(&[node("a", 2, 16)]);
     let mut gang = shared("g", &[(50, 4)]);
-    gang["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = json!("team");
+    gang["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = json!("2");
+    let mut many = shared("m", &[(50, 4)]);
+    many["metadata"]["annotations"] =
+        json!({"scheduling.k8s.io/group-name": "g", "scheduling.k8s.io/group-pod-num": "10001"});
+    let mut kueue = shared("k", &[(50, 4)]);
+    kueue["metadata"]["labels"] = json!({"kueue.x-k8s.io/pod-group-name": "g"});
     let mut order = shared("o", &[(50, 4)]);
     order["metadata"]["annotations"]["gpu-migrate.io/card-order"] = json!("tight");
     let table = [
-        (gang, "group-pod-num"),
+        (gang, "group-pod-num: expected the name of the group beside it"),
+        (many, "\"10001\": expected a number from 1 to 10000"),
+        (kueue, "pod-group-total-count: expected the number of the group's pods"),
         (order, "\"tight\": expected binpack or spread"),
         (shared("x", &[(150, 4)]), "multiple of 100"),
     ];

@@ -229,8 +229,8 @@ impl Keys for KnownAnnotations {
     fn keep(key: &str) -> bool {
         const PREFIXES: [&str; 3] = ["gpu-migrate.io/", "tencent.com/", "kubernetes.io/config."];
         PREFIXES.iter().any(|prefix| key.starts_with(prefix))
-            || key == names::GANG_NAME
-            || key == names::GANG_SIZE
+            || [names::GANG_NAME, names::GANG_SIZE, names::VOLCANO_GROUP, names::KUEUE_GROUP_SIZE]
+                .contains(&key)
     }
 }
 
