@@ -23,7 +23,7 @@ use gpu_migrate_model::names;
 
 use self::headroom::Headroom;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
-use self::pod::{Cards, GangRef, PodFacts};
+use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
 use gpu_migrate_model::capacity::NodeCapacity;
 
