@@ -185,21 +185,33 @@ impl NodeState {
         &self,
         checkpoint: &'a Checkpoint<'_>,
     ) -> Vec<(Resource, BTreeSet<DeviceKey>, HolderId, &'a str)> {
-        let of_entry = |Entry { pod_uid, container, resource, ids, answer, .. }: &'a Entry<'_>| {
-            let resource = self.resource(resource);
-            let keys = self.keys(&resource, ids.iter().map(|id| &**id))?;
-            Some((resource, keys, HolderId::new(&**pod_uid, &**container), &**answer))
+        let of_entry = |entry: &'a Entry<'_>| {
+            let (resource, keys) = self.keys_of_entry(entry)?;
+            Some((resource, keys, HolderId::new(&*entry.pod_uid, &*entry.container), &*entry.answer))
         };
         let mut rows: Vec<_> = checkpoint.entries.iter().filter_map(of_entry).collect();
         rows.sort_by_key(|(_, _, holder, _)| self.container_kind(holder) != Some(ContainerKind::Init));
         rows
     }
 
+    /// The keys of a row, if it is about a card of this node: by its IDs, or by its answer where it was given another card than one that
+    /// is not there any more.
+    fn keys_of_entry(&self, entry: &Entry<'_>) -> Option<(Resource, BTreeSet<DeviceKey>)> {
+        let resource = self.resource(&entry.resource);
+        let ids = || entry.ids.iter().map(|id| &**id);
+        let keys = self.keys(&resource, ids()).or_else(|| {
+            let is_here = |uuid: &String| self.ledger.find(uuid).is_some();
+            let is_legacy = matches!(resource, Resource::Legacy(_));
+            let given_here = is_legacy && evidence::cards_of_answer(&entry.answer).iter().any(is_here);
+            given_here.then(|| ids().filter_map(|id| self.key(&resource, id)).collect())
+        })?;
+        Some((resource, keys))
+    }
+
     /// Containers that have whole cards which this node does not have.
     fn holders_elsewhere(&self, checkpoint: &Checkpoint<'_>) -> BTreeSet<HolderId> {
         let is_elsewhere = |entry: &&Entry<'_>| {
-            *entry.resource == *self.settings.dialect.legacy
-                && self.keys(&self.resource(&entry.resource), entry.ids.iter().map(|id| &**id)).is_none()
+            *entry.resource == *self.settings.dialect.legacy && self.keys_of_entry(entry).is_none()
         };
         let entries = checkpoint.entries.iter().filter(is_elsewhere);
         entries.map(|entry| HolderId::new(&*entry.pod_uid, &*entry.container)).collect()

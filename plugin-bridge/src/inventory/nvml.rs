@@ -76,7 +76,7 @@ pub fn follow(nvml: &Nvml, left_out: &[u32], say: Say<'_>) -> io::Result<()> {
 
 fn inventory(nvml: &Nvml, devices: Vec<(Card, Device<'_>)>) -> Inventory {
     let mig_devices = devices.iter().enumerate().flat_map(|(position, (card, device))| {
-        let ids = if card.mig { mig_devices(device) } else { Vec::new() };
+        let ids = if card.mig { mig(device).map(|(_, ids)| ids).unwrap_or_default() } else { Vec::new() };
         ids.into_iter().map(move |id| (id, CardIndex::from(position)))
     });
     Inventory {
@@ -105,7 +105,7 @@ fn read_card(nvml: &Nvml, index: u32) -> Result<(Card, Device<'_>), String> {
         memory_mib: memory_mib(&device).map_err(what("memory"))?,
         numa: device.numa_node_id().ok().or_else(|| pci.as_ref().and_then(|p| numa_of(&p.bus_id))),
         bus_id: pci.map(|p| p.bus_id).unwrap_or_default(),
-        mig: is_mig(&device),
+        mig: mig(&device).map_err(what("MIG mode"))?.0,
     };
     Ok((card, device))
 }
@@ -119,28 +119,42 @@ fn memory_mib(device: &Device<'_>) -> Result<u64, NvmlError> {
     }
 }
 
-fn is_mig(device: &Device<'_>) -> bool {
-    device.mig_mode().is_ok_and(|mode| mode.current != 0)
+/// Whether MIG is on, and the UUIDs of the MIG devices. An error is none of both: a card that seems to change makes the agent start anew.
+fn mig(device: &Device<'_>) -> Result<(bool, Vec<String>), NvmlError> {
+    let on = match device.mig_mode() {
+        Ok(mode) => mode.current != 0,
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => false,
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for slot in 0..if on { device.mig_device_count()? } else { 0 } {
+        match device.mig_device_by_index(slot).and_then(|mig| mig.uuid()) {
+            Ok(uuid) => found.push(uuid),
+            // A slot without a device is no error: profiles leave gaps.
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort();
+    Ok((on, found))
 }
 
 fn ask(nvml: &Nvml, uuid: &str) -> CardReport {
     let uuid = uuid.to_owned();
-    let asked = nvml.device_by_uuid(uuid.as_str()).and_then(|device| Ok((memory_mib(&device)?, device)));
-    let (memory_mib, device) = match asked {
+    let asked = nvml.device_by_uuid(uuid.as_str()).and_then(|device| {
+        let (mig, mig_devices) = mig(&device)?;
+        Ok((Shape { memory_mib: memory_mib(&device)?, mig, mig_devices }, device))
+    });
+    let (shape, device) = match asked {
         Ok(asked) => asked,
         Err(error) => return CardReport { uuid, fault: Some(error.to_string()), ..CardReport::default() },
     };
-    let mig = is_mig(&device);
     let processes = device.running_compute_processes().ok();
     CardReport {
         uuid,
         fault: memory_fault_of(&device).map(str::to_owned),
         processes: processes.map(|all| all.iter().map(|process| process.pid).collect()),
-        shape: Some(Shape {
-            memory_mib,
-            mig,
-            mig_devices: if mig { mig_devices(&device) } else { Vec::new() },
-        }),
+        shape: Some(shape),
     }
 }
 
@@ -241,15 +255,6 @@ fn numa_of(bus_id: &str) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).ok()?;
     // -1: the machine has no NUMA.
     text.trim().parse().ok()
-}
-
-/// UUIDs of the MIG devices of a card.
-fn mig_devices(device: &Device<'_>) -> Vec<String> {
-    // A slot without a device is no error: profiles leave gaps.
-    let device_of = |slot| device.mig_device_by_index(slot).and_then(|mig| mig.uuid()).ok();
-    let mut found: Vec<String> = (0..device.mig_device_count().unwrap_or(0)).filter_map(device_of).collect();
-    found.sort();
-    found
 }
 
 /// NVLink where there is one, else the common ancestor, else NUMA.

@@ -564,3 +564,25 @@ fn an_answer_that_was_lost_is_not_repeated_for_a_claimed_card() {
     ];
     run(&steps).unwrap();
 }
+
+/// The card that the kubelet asked for is gone, and the record that another was given: the answer says it.
+#[test]
+fn a_substitute_is_known_by_its_answer_where_the_card_that_was_asked_for_is_gone() {
+    let steps = [
+        bind(whole(2)),
+        bind(share(200, 8)),
+        bind(whole(1)),
+        admit().shuffled(2_048_137_516_193_625),
+        Step::Health { card: 0, healthy: false },
+        bind(share(25, 1)),
+        Step::DeliverList(0),
+        Step::End(0),
+        admit(),
+        Step::Hardware(Change::Vanish(1)),
+        admit().shuffled(9_793_530_152_740_605_544),
+        Step::LoseRecord,
+        Step::RestartKubelet { noticed_late: false },
+        Step::RestartAgent,
+    ];
+    run(&steps).unwrap();
+}

@@ -246,9 +246,10 @@ impl<A: Agent> World<A> {
         self.kubelet.lock().write();
     }
 
-    /// Something cuts the checkpoint on disk short; not within the milliseconds before the agent has read it.
+    /// Something cuts the checkpoint on disk short; not within the milliseconds before the agent has read it and written its own record.
     pub(super) fn truncate_checkpoint(&mut self) {
         self.agent.read_checkpoint();
+        self.agent.tick();
         self.kubelet.lock().truncate();
         self.agent.read_checkpoint();
     }
