@@ -88,7 +88,7 @@ pub struct StateError {
 #[derive(Debug, Default)]
 pub struct EarlierRecord {
     pub record: Record,
-    /// There was an agent before, and its record is missing or damaged.
+    /// There was an agent before, and its record is missing or damaged, or does not have everything.
     pub lost: bool,
 }
 
@@ -100,8 +100,8 @@ impl EarlierRecord {
         let path = paths.record();
         let is_missing = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
         match std::fs::read(&path) {
-            Ok(text) => match serde_json::from_slice(&text) {
-                Ok(record) => return Self { record, lost: false },
+            Ok(text) => match serde_json::from_slice::<Record>(&text) {
+                Ok(record) => return Self { lost: record.incomplete, record },
                 Err(error) => {
                     let aside = path.with_extension("damaged");
                     let moved = std::fs::rename(&path, &aside).is_ok();
@@ -394,8 +394,7 @@ impl Node {
     }
 
     fn replace_record(&self) -> Result<(), StateError> {
-        // Before that nothing is allocated; and while a record is lost, one that is there would hide it from the next process.
-        let Some(wanted) = self.with(|state, _| state.is_ready().then(|| state.record())) else {
+        let Some(wanted) = self.with(|state, _| state.has_record().then(|| state.record())) else {
             return Ok(());
         };
         if self.written.lock().as_ref().is_some_and(|written| written.record == wanted) {

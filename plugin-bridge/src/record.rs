@@ -63,6 +63,9 @@ pub struct Record {
     /// The rows, wrapped as the kubelet wraps its own.
     #[serde(rename = "Data")]
     pub data: RecordData,
+    /// A process wrote it that had lost a source, and did not know yet what else is on the cards.
+    #[serde(rename = "Incomplete", default, skip_serializing_if = "std::ops::Not::not")]
+    pub incomplete: bool,
 }
 
 /// The `Data` of [`Record`].
@@ -93,6 +96,7 @@ mod tests {
                     grace_seconds: Some(60),
                 }],
             },
+            incomplete: true,
         };
         assert!(file.data.entries[0].deviates());
         let text = serde_json::to_string(&file).unwrap();

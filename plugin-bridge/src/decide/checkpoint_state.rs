@@ -99,6 +99,11 @@ impl CheckpointState {
         matches!(self.startup, Startup::Pending { file: FileState::Lost | FileState::ReadAfterLoss, .. })
     }
 
+    /// A process that starts now, and finds a checkpoint that was written meanwhile, would not see that something is missing.
+    pub(super) const fn is_to_be_told(&self) -> bool {
+        self.is_lost() || matches!(self.startup, Startup::Pending { missing_since: Some(_), .. })
+    }
+
     pub(super) fn found_unreadable(&mut self, now: Millis) {
         self.unreadable = true;
         self.lost_at = Some(now);

@@ -29,7 +29,7 @@ impl NodeState {
         let rows = self.grants.iter().map(|(id, grant)| self.row(*id, grant));
         // What an earlier process wrote stays until it is known what became of it.
         let entries = rows.chain(self.restored.iter().cloned()).collect();
-        Record { data: RecordData { entries } }
+        Record { data: RecordData { entries }, incomplete: !self.is_ready() }
     }
 
     /// The rows of [`NodeState::record`] that no other source has.

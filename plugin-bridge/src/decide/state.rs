@@ -173,6 +173,12 @@ impl NodeState {
         self.checkpoint.is_ready()
     }
 
+    /// Whether the record is to be written: it is known what was allocated, or the next process must be told that it is not.
+    #[must_use]
+    pub fn has_record(&self) -> bool {
+        self.is_ready() || self.checkpoint.is_to_be_told()
+    }
+
     pub fn grants(&self) -> impl Iterator<Item = (GrantId, &Grant)> {
         self.grants.iter().map(|(id, grant)| (*id, grant))
     }

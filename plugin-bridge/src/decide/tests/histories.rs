@@ -586,3 +586,37 @@ fn a_substitute_is_known_by_its_answer_where_the_card_that_was_asked_for_is_gone
     ];
     run(&steps).unwrap();
 }
+
+/// A process that has lost a source, and has not become ready since, tells the next one.
+#[test]
+fn what_one_process_does_not_know_the_next_one_does_not_either() {
+    let steps = [
+        bind(share(25, 1)),
+        admit(),
+        Step::Bypass,
+        admit(),
+        admit(),
+        Step::TruncateCheckpoint,
+        admit(),
+        Step::Notice,
+        bind(share(25, 1)),
+        Step::End(0),
+        Step::ListPodResources,
+        Step::Notice,
+        Step::End(0),
+        Step::End(0),
+        Step::RestartAgent,
+        Step::ListPodResources,
+        admit(),
+        Step::DeliverList(0),
+        Step::DeliverList(0),
+        bind(whole(1)),
+        admit().shuffled(274_484_193_564_690_682),
+        bind(share(25, 1)),
+        Step::TruncateCheckpoint,
+        Step::RestartKubelet { noticed_late: false },
+        Step::Bypass,
+        Step::StartAndDie(0),
+    ];
+    run(&steps).unwrap();
+}

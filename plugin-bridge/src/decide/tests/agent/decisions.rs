@@ -97,7 +97,7 @@ impl Decisions {
 
     fn write(&mut self) {
         let state = self.state.get_mut();
-        if state.is_ready() {
+        if state.has_record() {
             self.record = Some(state.record());
         }
     }
@@ -137,7 +137,12 @@ impl Agent for Decisions {
         *self.state.get_mut() = Self::fresh(surroundings, *mutant, record.as_ref(), map);
         self.read = None;
         match &self.record {
-            Some(record) => self.state.get_mut().restore_record(record.data.entries.clone()),
+            Some(record) => {
+                if record.incomplete {
+                    self.state.get_mut().observe_lost_record();
+                }
+                self.state.get_mut().restore_record(record.data.entries.clone());
+            }
             None => self.state.get_mut().observe_lost_record(),
         }
         self.now += 1;

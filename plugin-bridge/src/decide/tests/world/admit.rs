@@ -67,6 +67,7 @@ impl<A: Agent> World<A> {
         }
         let mut given = Vec::new();
         let mut step = 0;
+        self.first_admitted.entry(uid.clone()).or_insert(self.given);
         for ContainerView { ask, .. } in &pod.containers {
             self.given += 1;
             let mut got = Given::nothing(uid.clone(), ask.name.clone(), ask.kind, ask.demand, self.given);

@@ -72,6 +72,8 @@ pub(super) struct World<A> {
     claims: BTreeMap<usize, Option<u64>>,
     /// How many containers were given something, or asked for it.
     given: u64,
+    /// The same when each pod was admitted first: it may have been given something then.
+    first_admitted: BTreeMap<String, u64>,
     /// So many when the agent started.
     given_before: u64,
     /// A pod that the agent should have ended.
@@ -112,6 +114,7 @@ impl<A: Agent> World<A> {
             unnoticed: None,
             claims: BTreeMap::new(),
             given: 0,
+            first_admitted: BTreeMap::new(),
             given_before: 0,
             missed: None,
             admitted: Vec::new(),
@@ -511,6 +514,7 @@ impl<A: Agent> World<A> {
         self.agent.tick();
         if lost {
             let forgotten: BTreeSet<String> = self.admitted.drain(..).map(|g| g.pod).collect();
+            self.first_admitted.retain(|pod, _| !forgotten.contains(pod));
             self.waiting.extend(forgotten);
         }
         self.kubelet.lock().restart(self.agent.now());

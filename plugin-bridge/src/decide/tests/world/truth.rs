@@ -132,8 +132,10 @@ impl<A: Agent> World<A> {
     /// What the agent has given on a claimed card after it heard of the claim.
     fn check_claims(&self) -> Result<(), String> {
         for (card, heard) in self.claims.iter().filter_map(|(card, heard)| Some((card, (*heard)?))) {
+            // A pod that the kubelet admits again may have had it before.
+            let first = |given: &Given| self.first_admitted.get(&given.pod).copied().unwrap_or(given.order);
             let later =
-                |given: &&Given| given.order > heard && !given.bypassing && given.cards.contains_key(card);
+                |given: &&Given| first(given) >= heard && !given.bypassing && given.cards.contains_key(card);
             if let Some(given) = self.running.iter().find(later) {
                 return Err(format!("I1: card {card} is claimed through DRA and was given to {}", given.pod));
             }
