@@ -63,6 +63,8 @@ pub struct Evidence {
     pub cores: BTreeSet<u32>,
     /// Numbers of blocks of the same container.
     pub blocks: BTreeSet<u32>,
+    /// Numbers of cores and of blocks that the kubelet has for it. They are in ranges of this map too.
+    pub requested: (BTreeSet<u32>, BTreeSet<u32>),
     /// UUIDs of the cards that the answer named; empty where the answer does not tell.
     pub uuids: BTreeSet<String>,
 }
@@ -70,6 +72,11 @@ pub struct Evidence {
 impl Evidence {
     fn ranges(&self) -> BTreeSet<CardIndex> {
         self.cores.iter().map(|core| CardIndex(core / 100)).collect()
+    }
+
+    /// The last range that it has to do with.
+    fn last_range(&self) -> Option<usize> {
+        self.cores.iter().chain(&self.requested.0).map(|core| (core / 100) as usize).max()
     }
 }
 
@@ -108,9 +115,8 @@ impl CardMap {
         let mut closed = BTreeMap::new();
         let known = stored.is_some() || evidence.is_some();
         let rows = evidence.unwrap_or_default();
-        let has_all = |map: &Self| {
-            rows.iter().flat_map(Evidence::ranges).all(|range| range.position() < map.ranges.len())
-        };
+        let has_all =
+            |map: &Self| rows.iter().filter_map(Evidence::last_range).all(|last| last < map.ranges.len());
         let mut map = stored.filter(has_all).unwrap_or_else(|| Self::rebuild(rows, found));
         let mut missing = BTreeSet::new();
         for (position, range) in map.ranges.iter_mut().enumerate() {
@@ -160,23 +166,24 @@ impl CardMap {
     /// no container has devices of, in the order of their minor numbers: that is how a first start numbers them.
     fn rebuild(evidence: &[Evidence], found: &[Card]) -> Self {
         let named = named_by(evidence);
-        let referred: BTreeSet<CardIndex> = evidence.iter().flat_map(Evidence::ranges).collect();
         let mut rest = found.iter().filter(|card| named.values().all(|uuid| *uuid != card.uuid));
-        let length = referred.last().map_or(0, |range| range.position() + 1).max(found.len());
+        let last = evidence.iter().filter_map(Evidence::last_range).max();
+        let length = last.map_or(0, |last| last + 1).max(found.len());
+        // The size of a card that is missing is not known any more: `confirm` looks whether the block numbers that containers have agree
+        // with this guess.
+        let memory_mib = found.first().map_or(0, |card| card.memory_mib);
         let mut map = Self { unconfirmed: true, ..Self::default() };
         for position in (0..length).map(CardIndex::from) {
             let card = match named.get(&position) {
                 Some(uuid) => found.iter().find(|card| card.uuid == *uuid).cloned().unwrap_or_else(|| Card {
-                    // The size of a card that is missing is not known any more: `confirm` looks whether the block numbers that
-                    // containers have agree with this guess.
-                    memory_mib: found.first().map_or(0, |card| card.memory_mib),
                     uuid: (*uuid).to_owned(),
+                    memory_mib,
                     ..Card::default()
                 }),
                 None => match rest.next() {
                     Some(card) => card.clone(),
                     // A gap below a range that is referred to. It has no card, and never gets one.
-                    None => Card { uuid: format!("unknown-{}", position.0), ..Card::default() },
+                    None => Card { uuid: format!("unknown-{}", position.0), memory_mib, ..Card::default() },
                 },
             };
             map.push(card);
@@ -272,7 +279,9 @@ impl CardMap {
                         row.holder
                     ),
                 )
-            } else if row.blocks.iter().all(|block| self.is_on(*block, &ranges)) {
+            } else if row.blocks.iter().all(|block| self.is_on(*block, &ranges))
+                && row.requested.1.iter().all(|block| *block < self.end())
+            {
                 continue;
             } else {
                 let why = format!(
@@ -333,6 +342,7 @@ mod tests {
             cores: cores.collect(),
             blocks: blocks.collect(),
             uuids: uuids.iter().map(|uuid| (*uuid).to_owned()).collect(),
+            requested: Default::default(),
         }
     }
 
@@ -525,7 +535,7 @@ mod tests {
                                 let uuid = range.card.uuid.clone();
                                 let uuids = told.then(|| uuid.clone()).into_iter().collect();
                                 let holder = format!("pod-{}", running.len());
-                                running.push((uuid, Evidence { holder, cores: free, blocks: free_blocks, uuids }));
+                                running.push((uuid, Evidence { holder, cores: free, blocks: free_blocks, uuids, ..Evidence::default() }));
                             }
                         }
                     }

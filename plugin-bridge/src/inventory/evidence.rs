@@ -36,12 +36,17 @@ pub fn of_containers(dialect: &Dialect, checkpoint: &Checkpoint<'_>, record: &[R
             None => entry.ids.iter().map(|id| &**id).collect(),
         };
         let numbers = ids.into_iter().filter_map(|id| dialect.device_number(resource, id));
+        let requested = entry.ids.iter().filter_map(|id| dialect.device_number(resource, id));
         match resource {
             SharedResource::Cores => {
                 evidence.cores.extend(numbers);
+                evidence.requested.0.extend(requested);
                 evidence.uuids.extend(cards_of_answer(&entry.answer));
             }
-            SharedResource::Memory => evidence.blocks.extend(numbers),
+            SharedResource::Memory => {
+                evidence.blocks.extend(numbers);
+                evidence.requested.1.extend(requested);
+            }
         }
     }
     let mut all: Vec<Evidence> = containers.into_values().collect();
@@ -49,11 +54,15 @@ pub fn of_containers(dialect: &Dialect, checkpoint: &Checkpoint<'_>, record: &[R
         let Some(resource) = shared(&row.resource) else { continue };
         if !checkpoint.entries.iter().any(|entry| is_about(row, entry)) {
             let numbers = row.actual_ids().filter_map(|id| dialect.device_number(resource, id)).collect();
+            let requested = row.kubelet.iter().filter_map(|id| dialect.device_number(resource, id)).collect();
             let holder = format!("container {} of pod {} in the agent's record", row.container, row.pod_uid);
             let mut evidence = Evidence { holder, ..Evidence::default() };
             match resource {
-                SharedResource::Cores => (evidence.cores, evidence.uuids) = (numbers, row.cards.clone()),
-                SharedResource::Memory => evidence.blocks = numbers,
+                SharedResource::Cores => {
+                    (evidence.cores, evidence.requested.0, evidence.uuids) =
+                        (numbers, requested, row.cards.clone());
+                }
+                SharedResource::Memory => (evidence.blocks, evidence.requested.1) = (numbers, requested),
             }
             all.push(evidence);
         }

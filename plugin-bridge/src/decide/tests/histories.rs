@@ -620,3 +620,25 @@ fn what_one_process_does_not_know_the_next_one_does_not_either() {
     ];
     run(&steps).unwrap();
 }
+
+/// The kubelet has device IDs of a range that no card of this start would get: another was given, and the card map is lost.
+#[test]
+fn a_rebuilt_card_map_has_the_ranges_that_the_kubelet_asked_for() {
+    let (init, app) = (ContainerKind::Init, ContainerKind::App);
+    let steps = [
+        Step::LoseRecord,
+        bind(whole(1)),
+        admit().shuffled(4_457_441_080_201_182_129),
+        Step::TruncateCheckpoint,
+        Step::End(0),
+        Step::Hardware(Change::Vanish(1)),
+        Step::DeliverEvents(3),
+        bind_all(&[(init, share(10, 1)), (app, share(10, 1))]).reserved(0),
+        Step::RestartKubelet { noticed_late: false },
+        Step::DeliverList(3),
+        Step::DeliverEvents(1),
+        admit().shuffled(66_150_441_251),
+        Step::RestartAgent,
+    ];
+    run(&steps).unwrap();
+}
