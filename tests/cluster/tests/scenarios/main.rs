@@ -88,6 +88,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, placement::all_members_of_a_gang_are_bound_or_none),
         scenario!(Bridged, placement::a_gang_timeout_is_reported_in_one_event),
         scenario!(Bridged, placement::a_member_without_a_node_keeps_the_others_from_holding_cards),
+        scenario!(Bridged, placement::a_gang_has_the_size_of_its_pod_group),
         scenario!(Bridged, placement::scheduling_gates_of_a_gang_are_removed_together),
         scenario!(Bridged, placement::competing_gangs_are_bound_one_after_the_other),
         scenario!(Bridged, placement::a_bind_that_the_scheduler_gave_up_on_is_done_once),

@@ -22,11 +22,15 @@ use gpu_migrate_cluster_tests::{
     wait::{self, Seen},
     workload::{annotation, phase, phase_and_why, pod_spec},
 };
-use gpu_migrate_model::names::{Dialect, GANG_GATE, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX};
+use gpu_migrate_model::names::{
+    Dialect, GANG_GATE, GANG_NAME, GANG_SIZE, PREDICATE_GPU_INDEX_PREFIX, SCHEDULER_PLUGINS_GROUP,
+    VOLCANO_GROUP,
+};
 use k8s_openapi::api::{core::v1::Pod, events::v1::Event, scheduling::v1::PriorityClass};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::{Value, json};
@@ -390,6 +394,61 @@ async fn member(
     }))?;
     let created = cluster.pods(namespace).create(&PostParams::default(), &pod).await;
     created.map(drop).with_context(|| format!("cannot create {gang}-{index}"))
+}
+
+/// A gang whose pods name a PodGroup, of scheduler-plugins or of Volcano, waits until that is there, and then has the size that it says.
+pub(crate) async fn a_gang_has_the_size_of_its_pod_group(cluster: &mut Cluster) -> Result<()> {
+    let nodes = cluster.fake_nodes(1).await?;
+    let namespace = cluster.namespace("pod-group", &[]).await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    for (group, version, metadata) in [
+        ("scheduling.x-k8s.io", "v1alpha1", json!({"labels": {SCHEDULER_PLUGINS_GROUP: "plugins"}})),
+        ("scheduling.volcano.sh", "v1beta1", json!({"annotations": {VOLCANO_GROUP: "volcano"}})),
+    ] {
+        let name = if version == "v1alpha1" { "plugins" } else { "volcano" };
+        for index in 0..2 {
+            let mut metadata = metadata.clone();
+            metadata["name"] = json!(format!("{name}-{index}"));
+            let spec = on(&nodes.names()[0], shared_spec(100, 100));
+            let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "spec": spec}))?;
+            cluster.pods(&namespace).create(&PostParams::default(), &pod).await?;
+        }
+        let message = cluster.pending(&namespace, &format!("{name}-1"), Duration::from_secs(3)).await?;
+        ensure!(message.contains("there is no PodGroup of"), "{message}");
+
+        let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        let definition: CustomResourceDefinition = serde_json::from_value(json!({
+            "metadata": {"name": format!("podgroups.{group}"), "annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
+            "spec": {
+                "group": group, "scope": "Namespaced",
+                "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup", "listKind": "PodGroupList"},
+                "versions": [{"name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
+            },
+        }))?;
+        definitions.create(&PostParams::default(), &definition).await?;
+        let kind = ApiResource {
+            group: group.into(),
+            version: version.into(),
+            api_version: format!("{group}/{version}"),
+            kind: "PodGroup".into(),
+            plural: "podgroups".into(),
+        };
+        let groups: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), &namespace, &kind);
+        let object = DynamicObject::new(name, &kind).data(json!({"spec": {"minMember": 2}}));
+        cluster
+            .until("the PodGroup to be accepted", TIMEOUT, || async {
+                let created = groups.create(&PostParams::default(), &object).await;
+                Ok(Seen::from_bool(created.is_ok(), || {
+                    created.err().map(|e| e.to_string()).unwrap_or_default()
+                }))
+            })
+            .await?;
+        for index in 0..2 {
+            bound(cluster, &namespace, &format!("{name}-{index}")).await?;
+        }
+        definitions.delete(&format!("podgroups.{group}"), &DeleteParams::default()).await?;
+    }
+    check_fake_nodes(&cluster.pods(&namespace).list(&ListParams::default()).await?.items).map(drop)
 }
 
 /// Members with a gate stay out of the queue until the last exists; then all gates are removed and all are bound.
