@@ -151,6 +151,9 @@ impl<A: Agent> World<A> {
             return Outcome::KubeletDied;
         }
         let Some(answer) = cards_of(chosen.iter().map(String::as_str)) else { return Outcome::Refused };
+        let lingering = &self.lingering;
+        let ending = self.running.iter_mut().filter(|given| lingering.contains_key(&given.pod));
+        ending.for_each(|given| given.is_overrun_on(&answer));
         got.bypasses();
         got.take(GPU, &answer, &self.hardware.lock());
         self.kubelet.lock().manager.allocated(&got.pod, &got.container, GPU, chosen, answer_with(&answer));

@@ -21,6 +21,8 @@ pub(super) struct Given {
     pub(super) order: u64,
     /// The kubelet gave it without asking the agent.
     bypassing: bool,
+    /// It was deleted with force, and still ended when the kubelet gave its card to the next without asking the agent.
+    overrun: bool,
     /// By card. A shared container sees the cards that the answer for its cores names; there it uses its memory too, wherever that is
     /// accounted for.
     cards: BTreeMap<usize, Part>,
@@ -43,11 +45,16 @@ impl Given {
         demand: Demand,
         order: u64,
     ) -> Self {
-        Self { pod, container, kind, demand, order, bypassing: false, cards: BTreeMap::new() }
+        Self { pod, container, kind, demand, order, bypassing: false, overrun: false, cards: BTreeMap::new() }
     }
 
     pub(super) const fn bypasses(&mut self) {
         self.bypassing = true;
+    }
+
+    /// The kubelet gives these cards past the agent, while this container still ends.
+    pub(super) fn is_overrun_on(&mut self, cards: &BTreeSet<usize>) {
+        self.overrun |= self.cards.keys().any(|card| cards.contains(card));
     }
 
     /// The same, on a share that this process of the agent knows to be older.
@@ -144,8 +151,9 @@ impl<A: Agent> World<A> {
     }
 
     fn check_card(&self, card: usize, free: bool) -> Result<(), String> {
-        // Of a pod that is being ended by force, the init containers have ended long since.
-        let ended = |g: &Given| g.kind == ContainerKind::Init && self.lingering.contains_key(&g.pod);
+        // What the kubelet gave away past the agent is nothing that an agent which starts later can know. Of a pod that is being ended by force, the init containers have ended long since.
+        let ended =
+            |g: &Given| g.overrun || g.kind == ContainerKind::Init && self.lingering.contains_key(&g.pod);
         let here: Vec<&Given> =
             self.running.iter().filter(|g| g.cards.contains_key(&card) && !ended(g)).collect();
         let used = |g: &&Given| judge::Use {
