@@ -126,7 +126,8 @@ impl ConfigurationReconciler {
     /// where the rights come from elsewhere.
     async fn owner(&self) -> Result<Option<Value>, kube::Error> {
         let role = match Api::<ClusterRole>::all(self.client.clone()).get_metadata_opt(MANAGER).await {
-            Err(kube::Error::Api(status)) if status.code == 403 => None,
+            // It may not be read, or, in a demo's cluster, not exist as a kind.
+            Err(kube::Error::Api(status)) if [403, 501].contains(&status.code) => None,
             role => role?,
         };
         Ok(role.map(|role| {
