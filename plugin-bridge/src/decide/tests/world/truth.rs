@@ -138,7 +138,9 @@ impl<A: Agent> World<A> {
 
     /// What the agent has given on a claimed card after it heard of the claim.
     fn check_claims(&self) -> Result<(), String> {
-        for (card, heard) in self.claims.iter().filter_map(|(card, heard)| Some((card, (*heard)?))) {
+        // A card that this process has not found is NVIDIA's plugin's alone.
+        let found = self.claims.iter().filter(|(card, _)| self.found.contains(card));
+        for (card, heard) in found.filter_map(|(card, heard)| Some((card, (*heard)?))) {
             // A pod that the kubelet admits again may have had it before.
             let first = |given: &Given| self.first_admitted.get(&given.pod).copied().unwrap_or(given.order);
             let later =
