@@ -37,6 +37,8 @@ pub const FAKE: &str = "gpu-migrate.test/fake";
 pub const BLOCKS_PER_CARD: u64 = 160;
 /// The driver of all such nodes.
 pub const DRIVER: &str = "550.54.15";
+/// A cordon. The operator may cordon a node that has just joined before its taint of not being ready is gone.
+const CORDON: &str = "node.kubernetes.io/unschedulable";
 /// A Lease is good for 40 s.
 const RENEW: Duration = Duration::from_secs(10);
 
@@ -92,15 +94,15 @@ impl Cluster {
             }
         });
         let fake = FakeNodes { names, renewal };
-        self.until("the fake nodes to be schedulable", TIMEOUT, || async {
+        self.until("the fake nodes to have no taint but a cordon", TIMEOUT, || async {
             let list = nodes.list(&ListParams::default().labels(FAKE)).await?;
-            let schedulable = list
-                .iter()
-                .filter(|n| n.spec.iter().all(|s| s.taints.iter().flatten().count() == 0))
-                .map(ResourceExt::name_any)
-                .collect::<BTreeSet<String>>();
-            Ok(Seen::from_bool(fake.names.iter().all(|name| schedulable.contains(name)), || {
-                format!("only {schedulable:?} are")
+            let tainted = |node: &Node| {
+                node.spec.iter().flat_map(|s| s.taints.iter().flatten()).any(|taint| taint.key != CORDON)
+            };
+            let ready =
+                list.iter().filter(|n| !tainted(n)).map(ResourceExt::name_any).collect::<BTreeSet<String>>();
+            Ok(Seen::from_bool(fake.names.iter().all(|name| ready.contains(name)), || {
+                format!("only {ready:?} have none")
             }))
         })
         .await?;
