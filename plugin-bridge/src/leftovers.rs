@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use gpu_migrate_model::device_id::SharedResource;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +12,8 @@ use crate::node::Node;
 use crate::plugins::shared::{self, AllocateConfig};
 
 const INTERVAL: Duration = Duration::from_secs(10);
+/// A file that was written so recently may be of a container that was granted its cards after the list of containers was made.
+const NEW: Duration = Duration::from_secs(60);
 
 /// Removes CDI files and isolation folders of pods that are gone, every `INTERVAL`.
 pub async fn run(node: Arc<Node>, config: Arc<AllocateConfig>, stop: CancellationToken) {
@@ -28,7 +30,8 @@ pub async fn run(node: Arc<Node>, config: Arc<AllocateConfig>, stop: Cancellatio
             (state.is_ready() && !unconfirmed).then_some(uids)
         });
         if let Some(cdi) = config.cdi.as_ref().filter(|_| node.with(|state, _| state.is_ready())) {
-            cdi.remove_stale(&node.with(|state, _| core_keys(state)));
+            let current = node.with(|state, _| core_keys(state));
+            cdi.remove_stale(&current, SystemTime::now() - NEW);
         }
         // A folder may be of a pod that has an unconfirmed grant.
         if let Some(living) = holders.filter(|living| before.as_ref() != Some(living)) {

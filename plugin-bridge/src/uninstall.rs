@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use gpu_migrate_model::names::{PLUGIN, RUN_AGENT};
 use k8s_openapi::api::core::v1::Node;
@@ -58,7 +59,7 @@ fn wanted(labels: &BTreeMap<String, String>) -> bool {
 /// The system's, about the folder.
 pub fn remove_files(state: &Path, cdi: Option<&CdiSpecs>) -> io::Result<()> {
     if let Some(cdi) = cdi {
-        cdi.remove_stale(&Default::default());
+        cdi.remove_stale(&Default::default(), SystemTime::now());
     }
     match std::fs::remove_dir_all(state) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

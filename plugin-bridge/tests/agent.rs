@@ -5,7 +5,9 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
+use serde_json::Value;
 use support::nvidia::Nvidia;
 use support::{Machine, until, uuid};
 
@@ -181,6 +183,69 @@ async fn a_killed_agent_knows_the_same_again() {
     })
     .await;
     assert!(machine.stop_agent().await.is_ok());
+}
+
+/// A share beside a whole card, which is the first one. Returns the share's card.
+async fn admitted(machine: &Machine) -> usize {
+    both_registered(machine).await;
+    machine.bind("w", &[("main", &shared(100, 320))], &[]);
+    machine.kubelet.admit("w", "main", false, &shared_order(100, 320)).await.unwrap();
+    assert_eq!(cards_of(&machine.kubelet.ids("w", "main", CORE), 100), BTreeSet::from([0]));
+    machine.bind("s", &[("main", &shared(50, 30))], &[]);
+    machine.kubelet.admit("s", "main", false, &shared_order(50, 30)).await.unwrap();
+    machine.kubelet.start_container("s", "main").await.unwrap();
+    *cards_of(&machine.kubelet.ids("s", "main", CORE), 100).first().unwrap()
+}
+
+/// The agent starts again without a card.
+async fn reboot_without(machine: &mut Machine, missing: usize) {
+    machine.kill_agent().await;
+    let others: Vec<usize> = (0..8).filter(|card| *card != missing).collect();
+    machine.set_cards(&others);
+    machine.start_agent();
+    until("the kubelet has the list of this agent", || {
+        !cards_of(&machine.kubelet.healthy(CORE), 100).contains(&missing)
+    })
+    .await;
+}
+
+/// At a reboot the folder of CDI specifications is lost.
+#[tokio::test]
+async fn a_cdi_specification_is_written_again_before_its_container_starts_again() {
+    let flags = |folder: &Path| {
+        let specifications = format!("--cdi-spec-dir={}", folder.join("cdi").display());
+        vec!["--device-list-strategy=cdi-cri".to_owned(), specifications]
+    };
+    let mut machine = Machine::start_with(flags).await;
+    let card = admitted(&machine).await;
+    let folder = machine.folder.path().join("cdi");
+    let node = || {
+        let file = folder.join(format!("gpu-migrate-tencent.com_vcuda-core-{}.json", card * 100));
+        let specification: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        specification["devices"][0]["containerEdits"]["deviceNodes"][0]["path"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(node(), format!("/dev/nvidia{card}"));
+    std::fs::remove_dir_all(&folder).unwrap();
+    reboot_without(&mut machine, 0).await;
+    machine.kubelet.start_container("s", "main").await.unwrap();
+    assert_eq!(node(), format!("/dev/nvidia{}", card - 1));
+}
+
+/// The kubelet shows a container what it was answered once, so a number would be of another card.
+#[tokio::test]
+async fn a_container_whose_answer_has_a_number_of_another_card_does_not_start() {
+    let mut machine = Machine::start_with(|_| vec!["--pass-device-specs".to_owned()]).await;
+    let card = admitted(&machine).await;
+    // No number is another one without the last card.
+    assert!(card < 7);
+    reboot_without(&mut machine, 7).await;
+    machine.kubelet.start_container("s", "main").await.unwrap();
+    reboot_without(&mut machine, 0).await;
+    let refused = machine.kubelet.start_container("s", "main").await.unwrap_err().to_string();
+    assert!(
+        refused.contains(&format!("/dev/nvidia{card}")) && refused.contains("delete the pod"),
+        "{refused}"
+    );
 }
 
 /// A card falls off the bus and the minor numbers change, as at a reboot; then the card map is lost as well.

@@ -85,9 +85,7 @@ fn is_about(deviation: &RecordRow, entry: &Entry<'_>) -> bool {
 /// where the answer names none by UUID: `--device-id-strategy=index`, or a CDI device of another name.
 #[must_use]
 pub fn cards_of_answer(answer: &str) -> BTreeSet<String> {
-    let decoded = STANDARD.decode(answer).ok();
-    let answer =
-        decoded.and_then(|bytes| ContainerAllocateResponse::decode(&*bytes).ok()).unwrap_or_default();
+    let answer = decoded(answer).unwrap_or_default();
     if let Some(cards) = answer.annotations.get(names::CARD_UUIDS) {
         return cards.split(',').map(str::to_owned).collect();
     }
@@ -101,6 +99,12 @@ pub fn cards_of_answer(answer: &str) -> BTreeSet<String> {
     let cdi = cdi.chain(answer.cdi_devices.iter().map(|device| device.name.as_str()));
     let cdi = cdi.filter_map(|name| Some(name.split_once('=')?.1));
     variable.chain(mounts).chain(cdi).filter(|name| is_uuid(name)).map(str::to_owned).collect()
+}
+
+/// An answer as the kubelet keeps it.
+#[must_use]
+pub fn decoded(answer: &str) -> Option<ContainerAllocateResponse> {
+    ContainerAllocateResponse::decode(&*STANDARD.decode(answer).ok()?).ok()
 }
 
 fn is_uuid(name: &str) -> bool {

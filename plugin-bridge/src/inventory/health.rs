@@ -67,13 +67,14 @@ impl LastHealthy {
 impl Watcher {
     /// Reports the cards' health to the state until `stop`, or until the cards are others than those that the agent started with.
     pub async fn run(self, node: Arc<Node>, last: LastHealthy, stop: CancellationToken) {
-        let uuids: Vec<String> = node.with(|state, _| {
+        let cards: Vec<(String, Health)> = node.with(|state, _| {
             let ledger = state.ledger();
-            ledger.indexes().filter_map(|i| ledger.card(i)).map(|c| c.uuid.clone()).collect()
+            let of = |i| Some((ledger.card(i)?.uuid.clone(), ledger.health(i)));
+            ledger.indexes().filter_map(of).collect()
         });
         match self {
             Self::Nvml(process, first) => {
-                let monitor = Monitor::new(uuids);
+                let monitor = Monitor::new(cards, node.now());
                 let ended =
                     stop.run_until_cancelled(follow_nvml(*process, first, monitor, &node, &last)).await;
                 if let Some(why) = ended {
@@ -85,7 +86,10 @@ impl Watcher {
                     tokio::time::sleep(LAST_WORDS).await;
                 }
             }
-            Self::File(path) => follow_file(path, uuids, node, stop).await,
+            Self::File(path) => {
+                let uuids = cards.into_iter().map(|(uuid, _)| uuid).collect();
+                follow_file(path, uuids, node, stop).await;
+            }
         }
     }
 }
@@ -128,8 +132,16 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn new(uuids: Vec<String>) -> Self {
-        Self { cards: vec![CardHealth::default(); uuids.len()], answered: vec![false; uuids.len()], uuids }
+    /// One that was not found at the start has failed, and is not taken for healthy before it answers.
+    fn new(cards: Vec<(String, Health)>, now: Millis) -> Self {
+        let (uuids, found): (Vec<String>, Vec<Health>) = cards.into_iter().unzip();
+        let mut cards = vec![CardHealth::default(); uuids.len()];
+        for (card, health) in cards.iter_mut().zip(found) {
+            if health == Health::Unhealthy {
+                card.failed(now);
+            }
+        }
+        Self { answered: vec![false; uuids.len()], cards, uuids }
     }
 
     fn position(&self, uuid: &str) -> Option<usize> {
@@ -331,7 +343,8 @@ mod tests {
             let all = monitor.health().filter(|(_, health)| *health == Health::Unhealthy);
             all.map(|(card, _)| card.position()).collect()
         };
-        let new = || Monitor::new(vec!["GPU-a".into(), "GPU-b".into()]);
+        let new =
+            || Monitor::new(vec![("GPU-a".into(), Health::Healthy), ("GPU-b".into(), Health::Healthy)], 0);
         let mut monitor = new();
         record_event(&mut monitor, None, Event::Xid(79), 1);
         assert_eq!(unhealthy(&monitor), [0, 1]);
@@ -350,5 +363,18 @@ mod tests {
         monitor.answered(&CardReport { uuid: "GPU-a".into(), ..report }, RECOVERY + 1);
         monitor.round(RECOVERY + 1);
         assert!(unhealthy(&monitor).is_empty());
+    }
+    #[test]
+    fn a_card_that_was_missing_at_the_start_is_unhealthy_until_it_answers() {
+        let cards = vec![("GPU-a".into(), Health::Unhealthy), ("GPU-b".into(), Health::Healthy)];
+        let mut monitor = Monitor::new(cards, 0);
+        let health = |monitor: &Monitor| monitor.health().map(|(_, health)| health).collect::<Vec<_>>();
+        // The other one is asked about first, and the round may take a while.
+        let report = |uuid: &str| CardReport { uuid: uuid.into(), ..CardReport::default() };
+        monitor.answered(&report("GPU-b"), 1);
+        assert_eq!(health(&monitor), [Health::Unhealthy, Health::Healthy]);
+        monitor.round(1);
+        monitor.answered(&report("GPU-a"), RECOVERY + 1);
+        assert_eq!(health(&monitor), [Health::Healthy, Health::Healthy]);
     }
 }

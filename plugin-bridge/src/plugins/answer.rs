@@ -140,6 +140,29 @@ impl AnswerStyle {
     }
 }
 
+/// What an answer that was given to a container says by number, and means other cards by now: minor and NVML's numbers change with the
+/// cards that are found at boot, and the kubelet keeps the answer for as long as the pod is there. `None` if it names these cards.
+#[must_use]
+pub fn outdated(answer: &ContainerAllocateResponse, cards: &[&Card]) -> Option<String> {
+    let devices = answer.devices.iter().map(|device| device.host_path.as_str());
+    let minors = devices.filter(|path| path.strip_prefix("/dev/nvidia").is_some_and(is_number));
+    let current: Vec<String> = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor)).collect();
+    if let Some(path) = minors.into_iter().find(|path| !current.iter().any(|now| now == path)) {
+        return Some(format!("the device node {path}"));
+    }
+    let listed = answer.envs.get(names::NVIDIA_VISIBLE_DEVICES).into_iter().flat_map(|list| list.split(','));
+    let mounts =
+        answer.mounts.iter().filter_map(|mount| mount.container_path.strip_prefix(VOLUME_MOUNT_ROOT));
+    let mounts = mounts.filter_map(|path| path.strip_prefix('/'));
+    let mut numbers = listed.chain(mounts).filter(|name| is_number(name));
+    let number = numbers.find(|name| !cards.iter().any(|card| card.nvml_index.to_string() == *name))?;
+    Some(format!("the card number {number}"))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// The nodes of these cards and of the driver.
 fn device_specs(cards: &[&Card]) -> Vec<DeviceSpec> {
     let own = cards.iter().map(|card| format!("/dev/nvidia{}", card.minor));
@@ -197,5 +220,30 @@ mod tests {
         assert_eq!(all.cdi_devices[0].name, "nvidia.com/gpu=GPU-a");
         assert_eq!(all.devices[0].host_path, "/dev/nvidia3");
         assert_eq!(all.devices.len(), 5);
+    }
+
+    #[test]
+    fn an_answer_by_numbers_is_outdated_when_the_cards_have_others() {
+        let card = |uuid: &str, number: u32| Card {
+            uuid: uuid.into(),
+            minor: number,
+            nvml_index: number,
+            ..Card::default()
+        };
+        let before = [&card("GPU-a", 2), &card("GPU-b", 3)];
+        let after = [&card("GPU-a", 1), &card("GPU-b", 2)];
+        let style =
+            |ids, device_specs, lists| AnswerStyle { ids, device_specs, lists, ..AnswerStyle::default() };
+        for (style, what) in [
+            (style(IdStrategy::Uuid, true, vec![ListStrategy::Envvar]), "the device node /dev/nvidia3"),
+            (style(IdStrategy::Index, false, vec![ListStrategy::Envvar]), "the card number 3"),
+            (style(IdStrategy::Index, false, vec![ListStrategy::VolumeMounts]), "the card number 3"),
+        ] {
+            let answer = style.answer(&before, &Demand::NONE);
+            assert_eq!(outdated(&answer, &before), None);
+            assert_eq!(outdated(&answer, &after).as_deref(), Some(what), "{style:?}");
+        }
+        let by_uuid = AnswerStyle::default().answer(&before, &Demand::NONE);
+        assert_eq!(outdated(&by_uuid, &after), None);
     }
 }

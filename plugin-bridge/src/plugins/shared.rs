@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
 use gpu_migrate_kubelet_api::deviceplugin::{
     ContainerAllocateResponse, ContainerPreferredAllocationRequest, DevicePluginOptions,
     PreStartContainerResponse,
@@ -13,12 +14,13 @@ use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::{CardIndex, Cores};
 use tonic::Status;
 
-use super::answer::AnswerStyle;
+use super::answer::{AnswerStyle, outdated};
 use super::cdi::CdiSpecs;
 use super::list_and_watch::Streams;
 use super::not_written;
 use super::service::{POD_RESOURCES, Plugin, Service, decide_twice};
 use crate::decide::{Resource, SharedGrant, StartRefusal};
+use crate::inventory::evidence::decoded;
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
 
@@ -65,23 +67,16 @@ impl SharedPlugin {
 }
 
 impl Shared {
-    /// Writes our own CDI file for these cards before a runtime can look for it.
-    fn write_cdi(
-        &self,
-        granted: &SharedGrant,
-        ids: &[String],
-        answer: &mut ContainerAllocateResponse,
-    ) -> Result<(), Status> {
-        let Some(specs) = &self.config.cdi else { return Ok(()) };
+    /// Writes our own CDI file for a container's cards, if the runtime is to look for one. Returns the device's name.
+    fn write_cdi(&self, cards: &[&Card], ids: &[String]) -> Result<Option<String>, Status> {
+        let Some(specs) = &self.config.cdi else { return Ok(None) };
         if self.resource != SharedResource::Cores || !self.config.style.uses_cdi() {
-            return Ok(());
+            return Ok(None);
         }
-        let cards = self.cards(granted.cards.iter().copied());
-        let device = specs
-            .write(&key(ids), &cards.iter().collect::<Vec<_>>())
-            .map_err(|e| Status::unavailable(format!("writing the CDI specification failed: {e}")))?;
-        self.config.style.put_own_cdi(&device, answer);
-        Ok(())
+        specs
+            .write(&key(ids), cards)
+            .map(Some)
+            .map_err(|e| Status::unavailable(format!("writing the CDI specification failed: {e}")))
     }
 
     fn cards(&self, indexes: impl IntoIterator<Item = CardIndex>) -> Vec<Card> {
@@ -91,7 +86,7 @@ impl Shared {
     }
 
     /// Prepares the host for a container whose holder is known by now. Once, for its cores.
-    fn prepare(&self, holder: &HolderId, ids: &[String]) -> std::io::Result<()> {
+    fn prepare(&self, holder: &HolderId, ids: &[String]) -> Result<(), Status> {
         if self.resource != SharedResource::Cores {
             return Ok(());
         }
@@ -101,7 +96,31 @@ impl Shared {
         });
         let cards = self.cards(held);
         let cards: Vec<&Card> = cards.iter().collect();
-        self.config.isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) })
+        if let Some(number) = self.outdated_answer(ids, &cards) {
+            return Err(Status::failed_precondition(format!(
+                "{holder}: it was allocated {number}, which is of another card since the node's cards changed; delete the pod"
+            )));
+        }
+        self.write_cdi(&cards, ids)?;
+        let isolation = &self.config.isolation;
+        isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) }).map_err(|error| {
+            Status::internal(format!("{holder}: preparing isolation {} failed: {error}", isolation.name()))
+        })
+    }
+
+    /// What the kubelet will show to the container by number, if that is of other cards by now.
+    fn outdated_answer(&self, ids: &[String], cards: &[&Card]) -> Option<String> {
+        let text = std::fs::read(self.node.paths.checkpoint()).ok()?;
+        let checkpoint = Checkpoint::parse(&text).ok()?;
+        let resource = self.node.with(|state, _| state.settings().dialect.cores.clone());
+        let is_this = |entry: &&Entry<'_>| {
+            entry.resource == resource
+                && entry.ids.len() == ids.len()
+                && entry.ids.iter().all(|id| ids.iter().any(|own| own == id))
+        };
+        // One of a pod that is gone may have the same devices; the last is this container's.
+        let entry = checkpoint.entries.iter().rfind(is_this)?;
+        outdated(&decoded(&entry.answer)?, cards)
     }
 
     /// The container that starts, once the kubelet has named it and its memory is on the cards of its cores. Sources follow one
@@ -204,7 +223,17 @@ impl Plugin for Shared {
             deviates = granted.deviates, repeated = granted.repeated, "allocated"
         );
         let mut answer = self.answer(&granted, ids);
-        self.write_cdi(&granted, ids, &mut answer)?;
+        let cards = self.cards(granted.cards.iter().copied());
+        match self.write_cdi(&cards.iter().collect::<Vec<_>>(), ids) {
+            Ok(Some(device)) => self.config.style.put_own_cdi(&device, &mut answer),
+            Ok(None) => {}
+            Err(error) => {
+                if !granted.repeated {
+                    self.node.with(|state, _| state.roll_back(granted.grant));
+                }
+                return Err(error);
+            }
+        }
         Ok(answer)
     }
 
@@ -216,12 +245,7 @@ impl Plugin for Shared {
         // Where its memory was moved to its cores: the next process must know it while the container runs.
         self.node.write_deviations().map_err(|error| not_written(&error))?;
         tracing::debug!(%holder, resource = ?self.resource, "container starts");
-        self.prepare(&holder, &ids).map_err(|e| {
-            Status::internal(format!(
-                "{holder}: preparing isolation {} failed: {e}",
-                self.config.isolation.name()
-            ))
-        })?;
+        self.prepare(&holder, &ids)?;
         Ok(PreStartContainerResponse {})
     }
 }

@@ -42,16 +42,23 @@ pub struct Machine {
     pub pods: Arc<parking_lot::Mutex<Vec<Value>>>,
     agent: Option<(CancellationToken, JoinHandle<Result<(), AgentError>>)>,
     inventory: PathBuf,
+    flags: Vec<String>,
 }
 
 impl Machine {
     pub async fn start() -> Self {
+        Self::start_with(|_| Vec::new()).await
+    }
+
+    /// With further flags of the agent, given the machine's folder.
+    pub async fn start_with(flags: impl FnOnce(&Path) -> Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("device-plugins")).unwrap();
         std::fs::create_dir_all(folder.path().join("pod-resources")).unwrap();
         let inventory = inventory(folder.path(), &[0, 1, 2, 3, 4, 5, 6, 7]);
         let kubelet = kubelet::Kubelet::start(folder.path().to_path_buf());
-        let mut machine = Self { kubelet, pods: Arc::default(), agent: None, inventory, folder };
+        let flags = flags(folder.path());
+        let mut machine = Self { kubelet, pods: Arc::default(), agent: None, inventory, flags, folder };
         machine.write_pods();
         machine.start_agent();
         machine
@@ -68,7 +75,7 @@ impl Machine {
 
     pub fn start_agent(&mut self) {
         let pods = self.folder.path().join("pods.json");
-        let args = Args::parse_from([
+        let own = [
             "gpu-migrate-bridge".as_ref(),
             "--node-name=n1".as_ref(),
             "--metrics-bind=".as_ref(),
@@ -78,7 +85,8 @@ impl Machine {
             pods.as_os_str(),
             "--inventory".as_ref(),
             self.inventory.as_os_str(),
-        ]);
+        ];
+        let args = Args::parse_from(own.into_iter().chain(self.flags.iter().map(AsRef::as_ref)));
         let stop = CancellationToken::new();
         let of_agent = stop.clone();
         let agent = async move { agent::run(args, &Handle::current(), of_agent).await };
