@@ -7,7 +7,8 @@
 //   NVML_STAND_IN_NODE=N       another machine: its cards have other UUIDs (default 0)
 //   NVML_STAND_IN_STATE=DIR    faults, read at every call: DIR/xid-<i> holds an XID number, reported once per change of
 //                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus;
-//                              DIR/absent-<i> hides it from processes that start then; while DIR/hang-<i> is there no call for
+//                              DIR/absent-<i> hides it from processes that start then, and those
+//                              behind it have the next lower minor number; while DIR/hang-<i> is there no call for
 //                              it returns; DIR/mig-<i> switches MIG on; DIR/no-events-<i> refuses its events;
 //                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> holds
 //                              the number of a process that computes on it.
@@ -58,7 +59,7 @@ typedef struct {
 } nvmlProcessInfo_t;
 
 static card cards[MAX_CARDS];
-static int card_count = 8;
+static int card_count;
 
 static const char *state_dir(void) { return getenv("NVML_STAND_IN_STATE"); }
 
@@ -93,10 +94,9 @@ static void uuid_of(int index, char out[64]) {
 
 nvmlReturn_t nvmlInit_v2(void) {
   const char *wanted = getenv("NVML_STAND_IN_CARDS");
-  if (wanted) card_count = atoi(wanted);
-  if (card_count < 0 || card_count > MAX_CARDS) return INVALID_ARGUMENT;
-  int present = 0;
-  for (int i = 0; i < card_count; i++) {
+  int all = wanted ? atoi(wanted) : 8, present = 0;
+  if (all < 0 || all > MAX_CARDS) return INVALID_ARGUMENT;
+  for (int i = 0; i < all; i++) {
     char path[512];
     if (state_file(path, sizeof path, "absent", i) && access(path, F_OK) == 0) continue;
     cards[present++].index = i;
@@ -203,7 +203,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *v, unsigned n) { char own[64]; WITH(d); uuid_of(d->index, own); return text(v, n, own); }
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *v, unsigned n) { WITH(d); return text(v, n, "NVIDIA A100-SXM4-40GB"); }
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d - cards; return SUCCESS; }
-nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index; return SUCCESS; }
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d - cards; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t d, unsigned *v) { WITH(d); *v = 14; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t d, unsigned *v) { WITH(d); *v = 7; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *a, int *b) { WITH(d); *a = 8; *b = 0; return SUCCESS; }

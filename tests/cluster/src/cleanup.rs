@@ -61,6 +61,17 @@ pub fn remove(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
+/// Ends the containers and empties the folder that containerd has in memory on a real node.
+///
+/// # Errors
+/// If something cannot be removed.
+pub fn forget_containers(layout: &Layout) -> Result<()> {
+    end_containers(layout)?;
+    let memory = layout.containerd_run();
+    unmount_below(std::slice::from_ref(&memory))?;
+    empty(&memory)
+}
+
 /// Kills the shims that serve a containerd below a state folder and everything that they started.
 ///
 /// # Errors

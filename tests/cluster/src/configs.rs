@@ -235,7 +235,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
         SystemdCgroup = false
 "#,
             root = layout.file("containerd"),
-            state = layout.file("containerd-run"),
+            state = layout.containerd_run(),
             socket = layout.containerd_socket(),
             bin = cni.join("bin"),
             conf = cni.join("conf"),

@@ -58,6 +58,11 @@ impl Layout {
         self.file(SOCKET)
     }
 
+    /// What containerd keeps until the node reboots.
+    pub fn containerd_run(&self) -> PathBuf {
+        self.file("containerd-run")
+    }
+
     /// Faults of the NVML stand-in, see `nvml/nvml.c`.
     pub fn nvml_faults(&self) -> PathBuf {
         self.file("nvml-faults")

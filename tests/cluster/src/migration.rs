@@ -24,7 +24,7 @@ use crate::{
 pub const GPU: &[(&str, u64)] = &[("nvidia.com/gpu", 1)];
 
 /// The limits of a shared container, as pods ask that need no conversion.
-pub fn share(cores: u64, blocks: u64) -> [(&'static str, u64); 2] {
+pub const fn share(cores: u64, blocks: u64) -> [(&'static str, u64); 2] {
     [("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", blocks)]
 }
 

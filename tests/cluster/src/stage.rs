@@ -23,7 +23,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    audit, binaries,
+    audit, binaries, cleanup,
     cluster::{Cluster, TIMEOUT},
     configs::{NODE, NodeSetup, on_node},
     http,
@@ -151,11 +151,36 @@ impl Cluster {
 
     /// Starts NVIDIA's plugin as soon as the node agent takes its registration.
     pub async fn start_nvidia_plugin_behind_agent(&mut self) -> Result<()> {
+        self.agent_takes_registrations().await?;
+        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))
+    }
+
+    async fn agent_takes_registrations(&mut self) -> Result<()> {
         self.until("the node agent's registration socket", TIMEOUT, || async {
             Ok(Seen::from_bool(Path::new(BRIDGE_SOCKET).exists(), || format!("no {BRIDGE_SOCKET}")))
         })
-        .await?;
-        self.add(self.nvidia_plugin("nvidia-device-plugin").env("KUBELET_SOCKET", BRIDGE_SOCKET))
+        .await
+    }
+
+    /// Ends everything on the node as a reboot does, containers included, and starts it again.
+    ///
+    /// # Errors
+    /// Something does not end, or does not serve afterwards.
+    pub async fn reboot_node(&mut self) -> Result<()> {
+        for program in ["kubelet", "containerd", "nvidia-device-plugin", "gpu-migrate-bridge"] {
+            self.kill(program)?;
+        }
+        let layout = self.setup.layout.clone();
+        cleanup::forget_containers(&layout)?;
+        // NVIDIA's plugin would find the former one and end; the kubelet would restart its container until the agent serves.
+        std::fs::remove_file(BRIDGE_SOCKET).with_context(|| format!("cannot remove {BRIDGE_SOCKET}"))?;
+        self.start_component("containerd")?;
+        self.containerd_answers(&layout).await?;
+        self.start_component("gpu-migrate-bridge")?;
+        self.start_component("kubelet")?;
+        self.agent_takes_registrations().await?;
+        self.start_component("nvidia-device-plugin")?;
+        self.wait_until_serving().await
     }
 
     /// Waits until the node offers all its cards, whole and in shares.

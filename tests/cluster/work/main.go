@@ -2,6 +2,7 @@
 //
 //	work pause      the sandbox of a pod: waits to be told to stop
 //	work serve      a workload: says on stdout what environment it got and what devices it sees, then waits to be told to stop
+//	work linger     the same, but it goes on until it is killed
 //	work exit N     a workload that ends at once with status N
 //	work without X  a probe: fails where the variable X has a value
 //	work --any …    stands in for another program, so that a manifest of it makes a pod: waits to be told to stop
@@ -23,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -38,6 +40,12 @@ func main() {
 	case len(os.Args) == 2 && os.Args[1] == "serve":
 		report()
 		waitForSignal()
+	case len(os.Args) == 2 && os.Args[1] == "linger":
+		report()
+		signal.Ignore(syscall.SIGTERM)
+		for {
+			time.Sleep(time.Hour)
+		}
 	case len(os.Args) == 3 && os.Args[1] == "exit":
 		report()
 		status, err := strconv.Atoi(os.Args[2])
@@ -50,7 +58,7 @@ func main() {
 			fail("%s is %q", os.Args[2], value)
 		}
 	default:
-		fail("usage: work pause | serve | exit N | without NAME | --anything")
+		fail("usage: work pause | serve | linger | exit N | without NAME | --anything")
 	}
 }
 

@@ -6,6 +6,7 @@
 
 mod admission;
 mod churn;
+mod evidence;
 mod health;
 mod hostile;
 mod kubernetes;
@@ -17,6 +18,7 @@ mod percent;
 mod placement;
 mod pods;
 mod rbac;
+mod reboot;
 mod registration;
 mod rejected;
 mod resources;
@@ -73,8 +75,12 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, path::legacy_pods_avoid_shared_cards),
         scenario!(Bridged, path::the_card_of_a_deleted_legacy_pod_is_reused_for_a_share),
         scenario!(Bridged, path::restarts_change_no_holder),
+        scenario!(Bridged, evidence::a_lost_checkpoint_frees_no_card),
+        scenario!(Bridged, evidence::a_card_is_its_processes_until_they_end_whoever_deletes_their_pod),
+        scenario!(Bridged, reboot::a_reboot_without_a_card_leaves_the_others_as_they_were),
         scenario!(Bridged, registration::a_plugin_at_the_kubelet_is_registered_over),
         scenario!(Bridged, health::an_unhealthy_card_gets_no_new_pod_until_it_is_healthy),
+        scenario!(Bridged, health::a_card_that_hangs_or_is_split_costs_no_other_card),
         scenario!(Bridged, rejected::a_pod_that_fits_on_no_card_is_rejected_and_deleted),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
