@@ -1,12 +1,20 @@
 //! What a scorer cached, until the node changes. A bind changes one node, so that the next decision over the whole cluster costs
 //! a look-up per node and one score.
+//!
+//! Nodes with the same cards left have the same [`Scorer::base`], in whatever order their cards are. Where CPU and memory are not
+//! looked at, there are few such states, and what each is worth is remembered too: a shape that comes for the first time costs a look-up
+//! for each card that it could go to.
 
 use std::collections::HashMap;
 
-use super::{Choice, FreeCapacity, Scorer, Shape};
+use ahash::RandomState;
+
+use super::{Choice, FreeCapacity, HostResources, Scorer, Shape};
 
 /// Shapes that are remembered. When another comes, all are forgotten.
 const SHAPES: usize = 256;
+/// States of nodes that are remembered, likewise; 24 bytes each.
+const STATES: usize = 1 << 16;
 
 /// A scorer that remembers.
 #[derive(Clone, Debug)]
@@ -14,7 +22,8 @@ pub struct ScoreCache {
     scorer: Scorer,
     nodes: usize,
     bases: Vec<Option<(u64, f64)>>,
-    cached: HashMap<Shape, Vec<Option<Cached>>>,
+    cached: HashMap<Shape, Vec<Option<Cached>>, RandomState>,
+    states: States,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,17 +32,36 @@ struct Cached {
     choice: Option<Choice>,
 }
 
+/// What nodes with the same cards left are worth. Of the states only a hash is kept: one that is taken for another costs a worse place
+/// once in billions.
+#[derive(Clone, Debug)]
+struct States {
+    hash: RandomState,
+    bases: HashMap<u64, f64, RandomState>,
+}
+
+impl States {
+    fn base(&mut self, scorer: &Scorer, capacity: &FreeCapacity) -> f64 {
+        if capacity.host != HostResources::UNLIMITED {
+            return scorer.base(capacity);
+        }
+        let mut sorted = capacity.clone();
+        sorted.cards.sort_unstable();
+        if self.bases.len() >= STATES {
+            self.bases.clear();
+        }
+        *self.bases.entry(self.hash.hash_one(&sorted)).or_insert_with(|| scorer.base(&sorted))
+    }
+}
+
 impl ScoreCache {
-    /// Remembers for nodes numbered from 0 to `nodes - 1`. A new scorer needs a new cache.
+    /// Remembers for nodes numbered from 0; there are about `nodes`. A new scorer needs a new cache.
     #[must_use]
     pub fn new(scorer: Scorer, nodes: usize) -> Self {
-        Self { scorer, nodes, bases: vec![None; nodes], cached: HashMap::new() }
-    }
-
-    /// The scorer.
-    #[must_use]
-    pub fn scorer(&self) -> &Scorer {
-        &self.scorer
+        // The same on every run.
+        let hash = RandomState::with_seeds(1, 2, 3, 4);
+        let states = States { bases: HashMap::with_hasher(hash.clone()), hash: hash.clone() };
+        Self { scorer, nodes, bases: vec![None; nodes], cached: HashMap::with_hasher(hash), states }
     }
 
     /// The places of one shape on all nodes.
@@ -42,7 +70,8 @@ impl ScoreCache {
             self.cached.clear();
         }
         let cached = self.cached.entry(*shape).or_insert_with(|| vec![None; self.nodes]);
-        Row { scorer: &self.scorer, bases: &mut self.bases, cached, shape: *shape }
+        let (scorer, bases, states) = (&self.scorer, &mut self.bases, &mut self.states);
+        Row { scorer, bases, states, cached, shape: *shape }
     }
 }
 
@@ -50,35 +79,47 @@ impl ScoreCache {
 #[derive(Debug)]
 pub struct Row<'a> {
     scorer: &'a Scorer,
-    bases: &'a mut [Option<(u64, f64)>],
-    cached: &'a mut [Option<Cached>],
+    bases: &'a mut Vec<Option<(u64, f64)>>,
+    states: &'a mut States,
+    cached: &'a mut Vec<Option<Cached>>,
     shape: Shape,
 }
 
 impl Row<'_> {
+    /// What is known of a node at this version: its place, or that it has none. `None`: nothing.
+    #[must_use]
+    pub fn known(&self, node: usize, version: u64) -> Option<Option<Choice>> {
+        let cached = self.cached.get(node)?.filter(|cached| cached.version == version)?;
+        Some(cached.choice)
+    }
+
     /// As [`Scorer::choose`]. `version` must change whenever the node's capacity does; `capacity` is asked only if it has, and says
     /// `None` where the pod must not go for reasons that the capacity does not show.
-    ///
-    /// A node number that the cache was not made for has no place.
     pub fn choose(
         &mut self,
         node: usize,
         version: u64,
         capacity: impl FnOnce() -> Option<FreeCapacity>,
     ) -> Option<Choice> {
-        let slot = self.cached.get_mut(node)?;
-        if let Some(cached) = slot.filter(|cached| cached.version == version) {
-            return cached.choice;
+        if let Some(known) = self.known(node, version) {
+            return known;
         }
+        if self.bases.len() <= node {
+            self.bases.resize(node + 1, None);
+        }
+        if self.cached.len() <= node {
+            self.cached.resize(node + 1, None);
+        }
+        let (scorer, states) = (self.scorer, &mut *self.states);
         let choice = capacity().filter(|capacity| capacity.fits(&self.shape)).and_then(|capacity| {
             let base = match self.bases[node] {
                 Some((known, base)) if known == version => base,
-                _ => self.scorer.base(&capacity),
+                _ => states.base(scorer, &capacity),
             };
             self.bases[node] = Some((version, base));
-            self.scorer.choose_from(base, &capacity, &self.shape)
+            scorer.choose_by(|after| states.base(scorer, after), base, &capacity, &self.shape)
         });
-        *slot = Some(Cached { version, choice });
+        self.cached[node] = Some(Cached { version, choice });
         choice
     }
 }

@@ -38,13 +38,12 @@ impl Fragmentation {
         }
         self.typical.iter().map(|(shape, part)| part * (idle - f64::from(usable(capacity, shape)))).sum()
     }
+}
 
-    /// 0 to 100, as published: the less fragmentation grows, the more.
-    #[must_use]
-    pub fn score(&self, before: f64, after: &FreeCapacity) -> f64 {
-        let cards = (before - self.of(after)) / 100.0;
-        (100.0 / (1.0 + (-cards).exp())).floor()
-    }
+/// 0 to 100, as published: the less fragmentation grows, the more. Both are as [`Fragmentation::of`].
+pub(super) fn score(before: f64, after: f64) -> f64 {
+    let cards = (before - after) / 100.0;
+    (100.0 / (1.0 + (-cards).exp())).floor()
 }
 
 /// Idle cores that a shape could use: those on cards that serve it, if enough of them do.
@@ -99,7 +98,9 @@ mod tests {
     #[test]
     fn merits_are_whole_numbers_around_fifty() {
         let half = Fragmentation::new(&[share(50)].into_iter().collect());
-        let score = |before: &[u16], after: &[u16]| half.score(half.of(&capacity(before)), &capacity(after));
+        let score = |before: &[u16], after: &[u16]| {
+            super::score(half.of(&capacity(before)), half.of(&capacity(after)))
+        };
         assert!((score(&[50, 100], &[0, 100]) - 50.0).abs() < 1e-9);
         assert!((score(&[100, 100], &[30, 100]) - 42.0).abs() < 1e-9); // 30 lost: 100/(1+e^0.3) = 42.6
         assert!((score(&[30, 100], &[0, 100]) - 57.0).abs() < 1e-9);

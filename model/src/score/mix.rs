@@ -52,6 +52,12 @@ impl Mix {
         *self.weights.entry(shape).or_insert(0.0) += weight;
     }
 
+    /// How many of the latest requests were counted, each as much as the last one: older ones count less.
+    #[must_use]
+    pub fn weight(&self) -> f64 {
+        self.weights.values().sum::<f64>() / self.next
+    }
+
     /// How many shapes are counted.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -97,19 +97,25 @@ impl Scorer {
     /// The best place for a shape on a node; `None` if it does not fit.
     #[must_use]
     pub fn choose(&self, capacity: &FreeCapacity, shape: &Shape) -> Option<Choice> {
-        self.choose_from(self.base(capacity), capacity, shape)
+        self.choose_by(|capacity| self.base(capacity), self.base(capacity), capacity, shape)
     }
 
-    /// As [`Scorer::choose`], with the node's [`Scorer::base`] at hand.
-    #[must_use]
-    pub fn choose_from(&self, base: f64, capacity: &FreeCapacity, shape: &Shape) -> Option<Choice> {
+    /// As [`Scorer::choose`], with what says [`Scorer::base`] of what is left, and the node's own at hand.
+    fn choose_by(
+        &self,
+        mut base_of: impl FnMut(&FreeCapacity) -> f64,
+        base: f64,
+        capacity: &FreeCapacity,
+        shape: &Shape,
+    ) -> Option<Choice> {
         if !capacity.fits(shape) {
             return None;
         }
-        let at = |card: Option<CardIndex>| {
+        let mut at = |card: Option<CardIndex>| {
             let mut after = capacity.clone();
             after.take(shape, card);
-            Choice { card, score: self.compare(base, &after) - self.tie(capacity, card) }
+            let score = self.compare(base, &after, &mut base_of) - self.tie(capacity, card);
+            Choice { card, score }
         };
         match (shape.request, self.strategy) {
             (CardRequest::Nothing | CardRequest::Cards { .. }, _) => Some(at(None)),
@@ -130,7 +136,7 @@ impl Scorer {
     /// How good any placement on a node is, by the capacity before and after it: for pods of several containers.
     #[must_use]
     pub fn score(&self, before: &FreeCapacity, after: &FreeCapacity) -> f64 {
-        self.compare(self.base(before), after)
+        self.compare(self.base(before), after, &mut |after| self.base(after))
     }
 
     /// Of places that cost the future the same, the fuller card, and then the fuller node. It is less than a difference in worth
@@ -143,12 +149,17 @@ impl Scorer {
         card * 1e-3 + f64::from(capacity.cores()) * 1e-6
     }
 
-    fn compare(&self, base: f64, after: &FreeCapacity) -> f64 {
+    fn compare(
+        &self,
+        base: f64,
+        after: &FreeCapacity,
+        base_of: &mut impl FnMut(&FreeCapacity) -> f64,
+    ) -> f64 {
         match self.strategy {
             ScoringStrategy::Binpack | ScoringStrategy::Spread => base,
             ScoringStrategy::BestFit => pack::best_fit(after),
-            ScoringStrategy::Fragmentation => self.fragmentation.score(base, after),
-            ScoringStrategy::Lookahead => self.lookahead.worth(after) - base,
+            ScoringStrategy::Fragmentation => fragment::score(base, base_of(after)),
+            ScoringStrategy::Lookahead => base_of(after) - base,
         }
     }
 }
