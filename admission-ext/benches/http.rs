@@ -29,6 +29,7 @@ const ROUNDS: usize = 2_000;
 struct Server {
     child: Child,
     address: String,
+    metrics: String,
     ready: Duration,
 }
 
@@ -41,19 +42,19 @@ impl Drop for Server {
 
 impl Server {
     fn start(snapshot: &std::path::Path, scoring: &str) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let address = format!("127.0.0.1:{port}");
+        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let (address, metrics) = (free(), free());
         let start = Instant::now();
         let child = Command::new(
             std::env::var_os("GPU_MIGRATE_EXTENDER")
                 .unwrap_or(env!("CARGO_BIN_EXE_gpu-migrate-extender").into()),
         )
-        .args(["--bind", &address, "--metrics-bind", "", "--scoring", scoring, "--snapshot"])
+        .args(["--bind", &address, "--metrics-bind", &metrics, "--scoring", scoring, "--snapshot"])
         .arg(snapshot)
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-        let mut server = Self { child, address, ready: Duration::ZERO };
+        let mut server = Self { child, address, metrics, ready: Duration::ZERO };
         while TcpStream::connect(&server.address).is_err() {
             assert!(start.elapsed() < Duration::from_secs(120), "not serving");
             std::thread::sleep(Duration::from_millis(2));
@@ -76,6 +77,22 @@ impl Server {
         let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|at| ticks.get(*at)).sum::<u64>();
         let all = Duration::from_millis(busy * 10);
         all.saturating_sub(self.cpu()).saturating_sub(cpu_of("self"))
+    }
+
+    /// How often the lock of the cluster's state was held, for each limit in seconds: for at most so long. Another program has no such metric.
+    fn lock_holds(&self) -> Vec<(f64, u64)> {
+        let mut stream = TcpStream::connect(&self.metrics).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let buckets = text.lines().filter_map(|line| {
+            let (limit, count) = line
+                .strip_prefix("gpu_migrate_extender_state_lock_seconds_bucket{le=\"")?
+                .split_once("\"} ")?;
+            let limit = if limit == "+Inf" { f64::INFINITY } else { limit.parse().ok()? };
+            Some((limit, count.trim().parse().ok()?))
+        });
+        buckets.collect()
     }
 
     fn resident_mib(&self) -> f64 {
@@ -207,7 +224,7 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
         let times = Times::of(ROUNDS, |round| drop(caller.call(verb, &bodies[round % bodies.len()])));
         (times, (server.cpu() - before).as_secs_f64() * 1e3 / ROUNDS as f64)
     };
-    let (start, others) = (Instant::now(), server.others());
+    let (start, others, held) = (Instant::now(), server.others(), server.lock_holds());
     let (filter, filter_cpu) = looks("filter", &load.bodies);
     let (prioritize, prioritize_cpu) = looks("prioritize", &load.bodies);
     let (gang, gang_cpu) = looks("filter", &load.of_gangs);
@@ -224,6 +241,18 @@ fn measure(server: &Server, load: &Load, scoring: &str) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
     let disturbed =
         (server.others().saturating_sub(others)).as_secs_f64() / start.elapsed().as_secs_f64() / cores;
+    // Of each limit, the holds that it is the first to cover.
+    let mut within = 0;
+    let lock: Vec<String> = held
+        .iter()
+        .zip(server.lock_holds())
+        .map(|((limit, before), (_, now))| {
+            let up_to = now - before;
+            let here = up_to - std::mem::replace(&mut within, up_to);
+            format!("{} ms: {here}", limit * 1e3)
+        })
+        .collect();
+    eprintln!("{scoring}, {nodes} nodes: state locked for at most {}", lock.join(", "));
     println!(
         "| {scoring} | {nodes} | {} | {:.0} | {:.0} | {:.2} / {:.2} / {filter_cpu:.2} | {:.2} / {:.2} / {prioritize_cpu:.2} | {:.2} / {:.2} / {gang_cpu:.2} | {:.3} / {:.3} | {:.0} % |",
         nodes * 12,

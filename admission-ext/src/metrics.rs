@@ -86,6 +86,8 @@ pub struct Metrics {
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
     pub connections: ConnectionMetrics,
+    /// How long the lock of the cluster's state is held.
+    pub state_lock: Histogram,
 }
 
 /// From 100 µs to 25 s, as a bind may be held for a gang.
@@ -116,6 +118,7 @@ impl Metrics {
             unauthorized: Counter::default(),
             skipped_objects: SkippedObjects::default(),
             connections: ConnectionMetrics::default(),
+            state_lock: Histogram::new([0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0]),
         };
         let m = &metrics;
         m.skipped_objects.register(registry);
@@ -123,6 +126,12 @@ impl Metrics {
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the program", Info::new(version));
         registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());
+        registry.register_with_unit(
+            "state_lock",
+            "How long the lock of the cluster's state is held at a time; other calls wait meanwhile",
+            Unit::Seconds,
+            m.state_lock.clone(),
+        );
         registry.register("calls", "Calls by verb and outcome", m.calls.clone());
         registry.register(
             "assumed_pods",

@@ -402,6 +402,19 @@ fn background(tasks: &mut Tasks, engine: &Arc<Engine>, mut requeues: UnboundedRe
     tasks.spawn("look-up of unconfirmed binds", async move {
         stop.run_until_cancelled(look_up).await;
     });
+    let (scoring, stop) = (Arc::clone(engine), tasks.stop());
+    let refresh = async move {
+        let mut every = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            every.tick().await;
+            let engine = Arc::clone(&scoring);
+            // Much to compute, beside the calls of the scheduler.
+            _ = tokio::task::spawn_blocking(move || engine.refresh_scorer()).await;
+        }
+    };
+    tasks.spawn("scoring", async move {
+        stop.run_until_cancelled(refresh).await;
+    });
     let (requeuer, stop) = (Arc::clone(engine), tasks.stop());
     let requeue = async move {
         let mut freed = Vec::new();

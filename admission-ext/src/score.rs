@@ -1,7 +1,8 @@
 //! Which of the nodes and cards that fit is best: [`gpu_migrate_model::score`] over the extender's slots.
 //!
-//! The scorer is computed again after every few hundred requests. What it said about a node is remembered until the
-//! node's occupancy changes, so that a decision over 5,000 nodes is 5,000 look-ups.
+//! The scorer is computed again after every few hundred requests, beside the calls of the scheduler, and says of all nodes what it thinks
+//! of the usual shapes before it is used. What it said about a node is remembered until the node's occupancy changes, so that a decision
+//! over 5,000 nodes is 5,000 look-ups.
 
 use std::sync::Arc;
 
@@ -16,10 +17,19 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::state::node::{Inventory, NodeOccupancy};
 use crate::state::pod::PodFacts;
-use crate::state::{Cluster, NodeInfo};
+use crate::state::{Cluster, NodeId, NodeInfo};
 
-/// Requests after which the scorer is computed again.
+/// Requests after which the scorer is computed again; fewer while it knows fewer.
 const STALE_AFTER: u32 = 500;
+/// Of the usual shapes so many are looked at before a new scorer is used.
+const USUAL: usize = 16;
+/// Nodes looked at in one of the cluster's locks; and where what is left on them is copied.
+const NODES_PER_LOCK: usize = 512;
+const COPIES_PER_LOCK: usize = 128;
+
+/// Lets one look at the cluster, under its lock.
+pub trait Read: Fn(&mut dyn FnMut(&Cluster)) {}
+impl<F: Fn(&mut dyn FnMut(&Cluster))> Read for F {}
 
 /// Compares places. Has its own locks, which are never held while one of the cluster's is waited for.
 #[derive(Debug)]
@@ -86,8 +96,8 @@ const SAMPLE: usize = 256;
 #[derive(Debug, Default)]
 struct Requests {
     mix: Mix,
-    /// Since the scorer was worked out; `None`: it never was.
-    since: Option<u32>,
+    /// Counted until the scorer is to be worked out again; `None`: it never was.
+    left: Option<u32>,
 }
 
 impl NodeScorer {
@@ -116,68 +126,126 @@ impl NodeScorer {
         if let Some(shape) = self.models.shape(pod) {
             let mut requests = self.mix.lock();
             requests.mix.count(shape);
-            requests.since = requests.since.map(|since| since + 1);
+            requests.left = requests.left.map(|left| left.saturating_sub(1));
         }
     }
 
-    /// Computes the scorer again where enough has changed. The first time, the pods that are there are the mix.
-    pub fn refresh(&self, cluster: &Cluster) {
-        if !self.needs_mix() {
+    /// Computes the scorer again where enough was asked for since. The first time, the pods that are there are the mix.
+    pub fn refresh(&self, read: impl Read) {
+        let left = self.mix.lock().left;
+        if !self.needs_mix() || left.is_some_and(|left| left > 0) {
             return;
         }
-        let mut requests = self.mix.lock();
-        let fresh = requests.since.is_some_and(|since| since < STALE_AFTER);
-        if fresh && !requests.mix.is_empty() {
-            return;
+        if left.is_none() {
+            // Nobody asks yet.
+            let mut shapes = Vec::new();
+            read(&mut |cluster| shapes.extend(cluster.pods().filter_map(|pod| self.models.shape(pod))));
+            let mut requests = self.mix.lock();
+            shapes.into_iter().for_each(|shape| requests.mix.count(shape));
         }
-        if requests.since.is_none() {
-            cluster
-                .pods()
-                .filter_map(|pod| self.models.shape(pod))
-                .for_each(|shape| requests.mix.count(shape));
+        let mix = {
+            let mut requests = self.mix.lock();
+            // After as many as are known, at first.
+            requests.left = Some(requests.mix.weight().clamp(1.0, f64::from(STALE_AFTER)) as u32);
+            requests.mix.clone()
+        };
+        let (mut fleet, mut ids) = (Vec::new(), 0);
+        read(&mut |cluster| {
+            ids = cluster.node_id_count();
+            if self.strategy == ScoringStrategy::Lookahead {
+                fleet = self.fleet(cluster);
+            }
+        });
+        let scorer = Scorer::new(self.strategy, &mix, &fleet);
+        let mut cache = ScoreCache::new(scorer.clone(), ids);
+        let usual: Vec<Shape> = mix.parts().into_iter().map(|(shape, _)| shape).take(USUAL).collect();
+        for part in (0..ids).step_by(COPIES_PER_LOCK) {
+            let here: Vec<NodeId> = (part..ids.min(part + COPIES_PER_LOCK)).collect();
+            let capacities = self.capacities(&here, &read);
+            for shape in &usual {
+                let mut row = cache.row(shape);
+                for (id, generation, capacity) in capacities.iter().flatten() {
+                    row.choose(*id, *generation, || Some(capacity.clone()));
+                }
+            }
         }
-        requests.since = Some(0);
-        let fleet: Vec<FreeCapacity> =
-            if self.strategy == ScoringStrategy::Lookahead { self.fleet(cluster) } else { Vec::new() };
-        let scorer = Scorer::new(self.strategy, &requests.mix, &fleet);
-        drop(requests);
-        *self.cache.lock() = ScoreCache::new(scorer.clone(), cluster.node_id_count());
+        *self.cache.lock() = cache;
         self.scorer.store(Arc::new(scorer));
     }
 
-    /// How good each of these nodes is for `pod`; only comparable among themselves. Higher is better.
-    pub fn scores<'a>(
-        &self,
-        pod: &PodFacts,
-        nodes: impl Iterator<Item = Option<(usize, &'a NodeInfo)>>,
-    ) -> Vec<Option<f64>> {
-        let left = |info: &NodeInfo| f64::from(info.capacity.cores_left());
-        match (self.strategy, self.models.shape(pod)) {
+    /// What is left on each of these nodes.
+    fn capacities(&self, ids: &[NodeId], read: &impl Read) -> Vec<Option<(NodeId, u64, FreeCapacity)>> {
+        let mut all = Vec::with_capacity(ids.len());
+        for part in ids.chunks(COPIES_PER_LOCK) {
+            read(&mut |cluster| {
+                all.extend(part.iter().map(|id| {
+                    let info = cluster.node_at(*id)?;
+                    Some((*id, info.generation, self.models.capacity(&info.occupancy, &info.inventory)))
+                }));
+            });
+        }
+        all
+    }
+
+    /// How good each of these nodes is for `pod`; only comparable among themselves. Higher is better; `None`: it is not known, or the
+    /// pod does not fit.
+    pub fn scores(&self, pod: &PodFacts, names: &[&str], read: impl Read) -> Vec<Option<f64>> {
+        let shape = match self.strategy {
             // No memory is faster than counting eight cards.
-            (ScoringStrategy::Spread, _) => nodes.map(|node| node.map(|(_, info)| left(info))).collect(),
-            (
-                ScoringStrategy::Fragmentation | ScoringStrategy::Lookahead | ScoringStrategy::BestFit,
-                Some(shape),
-            ) => {
-                let mut cache = self.cache.lock();
-                let mut row = cache.row(&shape);
-                let scorer = self.scorer.load();
-                nodes
-                    .map(|node| {
-                        let (id, info) = node?;
-                        let choice = row.choose(id, info.generation, || {
-                            Some(self.models.capacity(&info.occupancy, &info.inventory))
-                        });
-                        // A node that came after the cache was made.
-                        choice
-                            .or_else(|| {
-                                scorer.choose(&self.models.capacity(&info.occupancy, &info.inventory), &shape)
-                            })
-                            .map(|choice| choice.score)
-                    })
-                    .collect()
+            ScoringStrategy::Binpack | ScoringStrategy::Spread => None,
+            _ => self.models.shape(pod),
+        };
+        let left = |info: &NodeInfo| match self.strategy {
+            ScoringStrategy::Spread => f64::from(info.capacity.cores_left()),
+            _ => -f64::from(info.capacity.cores_left()),
+        };
+        let mut scores = Vec::with_capacity(names.len());
+        for part in names.chunks(NODES_PER_LOCK) {
+            let Some(shape) = &shape else {
+                read(&mut |cluster| scores.extend(part.iter().map(|name| cluster.node(name).map(left))));
+                continue;
+            };
+            let mut nodes = Vec::with_capacity(part.len());
+            read(&mut |cluster| {
+                let generation = |(id, info): (NodeId, &NodeInfo)| (id, info.generation);
+                nodes.extend(part.iter().map(|name| cluster.node_with_id(name).map(generation)));
+            });
+            self.cached_scores(shape, &nodes, &read, &mut scores);
+        }
+        scores
+    }
+
+    /// Adds the scores of nodes at their generations.
+    fn cached_scores(
+        &self,
+        shape: &Shape,
+        nodes: &[Option<(NodeId, u64)>],
+        read: &impl Read,
+        scores: &mut Vec<Option<f64>>,
+    ) {
+        let (mut changed, mut places) = (Vec::new(), Vec::new());
+        {
+            let mut cache = self.cache.lock();
+            let row = cache.row(shape);
+            for node in nodes {
+                let known = node.map(|(id, generation)| row.known(id, generation));
+                if let (Some((id, _)), Some(None)) = (node, known) {
+                    changed.push(*id);
+                    places.push(scores.len());
+                }
+                scores.push(known.flatten().flatten().map(|choice| choice.score));
             }
-            (_, _) => nodes.map(|node| node.map(|(_, info)| -left(info))).collect(),
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let capacities = self.capacities(&changed, read);
+        let mut cache = self.cache.lock();
+        let mut row = cache.row(shape);
+        for (at, capacity) in places.into_iter().zip(capacities) {
+            scores[at] = capacity
+                .and_then(|(id, generation, capacity)| row.choose(id, generation, || Some(capacity)))
+                .map(|choice| choice.score);
         }
     }
 

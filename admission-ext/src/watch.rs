@@ -16,6 +16,7 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch::{Sender, channel};
 
 use crate::engine::Engine;
+use crate::state::Cluster;
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::PodFacts;
 use crate::wire::node::NodeView;
@@ -56,24 +57,19 @@ pub async fn run(engine: Arc<Engine>, client: Client) {
 }
 
 async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
-    // Finished pods too: the members of a gang that have succeeded count. What was known before a list began and is not in it is gone. A pod that a bind has looked up meanwhile may be younger.
-    let mut unlisted = HashSet::<Arc<str>>::new();
+    // Finished pods too: the members of a gang that have succeeded count. What was known before a list began and is not in it is
+    // gone; a pod that a bind has looked up meanwhile may be younger.
     follow(
         watch(Api::<WatchedPod>::all(client), Config::default()),
         || {},
         |event| match event {
-            Event::Init => {
-                unlisted = engine.read(|cluster| cluster.uids().cloned().collect());
-            }
-            Event::InitApply(pod) => {
-                unlisted.remove(&*pod.view.metadata.uid);
-                apply_pod(&engine, &pod.view);
-            }
+            Event::Init => engine.begin_list(),
+            Event::InitApply(pod) | Event::Apply(pod) => apply_pod(&engine, &pod.view),
             Event::InitDone => {
-                unlisted.drain().for_each(|uid| engine.remove_pod(&uid));
+                let gone = engine.read(Cluster::unlisted);
+                gone.iter().for_each(|uid| engine.remove_pod(uid));
                 synced.send_modify(|synced| synced.pods = true);
             }
-            Event::Apply(pod) => apply_pod(&engine, &pod.view),
             Event::Delete(pod) => engine.remove_pod(&pod.view.metadata.uid),
         },
     )

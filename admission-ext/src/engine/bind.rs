@@ -83,6 +83,9 @@ pub enum BindError {
     },
 }
 
+/// How often a bind asks whether its gang may start, where others start meanwhile.
+const GANG_STARTS: usize = 8;
+
 /// Takes the mark of a bind in progress away, whichever way the bind ends.
 struct UnderWay<'a>(&'a Engine, Arc<str>);
 
@@ -149,8 +152,8 @@ impl Engine {
 
     /// The pod from the index, else from the API server: the watch may be behind the scheduler's.
     async fn known_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Arc<PodFacts>, BindError> {
-        if let Some(pod) = self.cluster.read().pod(uid) {
-            return Ok(Arc::clone(pod));
+        if let Some(pod) = self.read(|cluster| cluster.pod(uid).cloned()) {
+            return Ok(pod);
         }
         let shown = || format!("{namespace}/{name}");
         match self.api.look_up(namespace, name, uid).await {
@@ -173,10 +176,24 @@ impl Engine {
             return Err(BindError::Ask { pod: pod.shown(), problem: problem.clone() });
         }
         let held = if pod.gang.is_some() { self.settings.gang_timeout } else { std::time::Duration::ZERO };
-        self.scorer.refresh(&self.cluster.read());
         let until =
             (self.clock)().instant + held + self.settings.api_timeout + self.settings.unconfirmed_timeout;
-        self.change(|cluster| self.assume_in(cluster, pod, node, until))
+        let gang = || pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
+        for _ in 0..GANG_STARTS {
+            let assumed = self.read(|cluster| cluster.assumption(&pod.uid).is_some());
+            let starts = if assumed {
+                None
+            } else {
+                Some(self.gang_may_start(pod).map_err(|why| BindError::Gang { gang: gang(), why })?)
+            };
+            let may = |starts| pod.gang.is_none() || self.no_gang_started_since(starts);
+            let outcome = self
+                .change(|cluster| starts.is_none_or(may).then(|| self.assume_in(cluster, pod, node, until)));
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+        }
+        Err(BindError::Gang { gang: gang(), why: "other gangs began at the same moment".to_owned() })
     }
 
     fn assume_in(
@@ -193,10 +210,6 @@ impl Engine {
             let cards = earlier.cards.clone();
             cluster.renew(&pod.uid, until);
             return Ok(cards);
-        }
-        if let Some(why) = self.gang_refusal(cluster, pod) {
-            let gang = pod.gang.as_ref().map(|gang| gang.key.to_string()).unwrap_or_default();
-            return Err(BindError::Gang { gang, why });
         }
         let mut quotas = self.quota_check(cluster, pod);
         if let Some(reason) = cluster.node(node).and_then(|info| quotas.refusal(info)) {
@@ -310,7 +323,7 @@ impl Engine {
     pub(super) async fn resolve(&self, pod: &Arc<PodFacts>) {
         // Otherwise a bind could begin while an answer of before it is on its way here.
         let Some(_mark) = self.mark(&pod.uid) else { return };
-        let assumption = self.cluster.read().assumption(&pod.uid).cloned();
+        let assumption = self.read(|cluster| cluster.assumption(&pod.uid).cloned());
         // One that began and ended since has restarted the timeout.
         if assumption.is_none_or(|assumption| assumption.until > (self.clock)().instant) {
             return;

@@ -17,8 +17,9 @@ use crate::wire::{Nodes, Request};
 use gpu_migrate_model::capacity::RequestSummary;
 use gpu_migrate_model::view::PodView;
 
-/// Nodes looked at before a waiting bind is let in.
+/// Nodes looked at in one lock, by the capacity that is at hand and by placement.
 const NODES_PER_LOCK: usize = 512;
+const PLACED_PER_LOCK: usize = 32;
 
 /// Where the pod itself is on the occupancy, from an earlier try; nowhere for most.
 struct Own {
@@ -73,15 +74,20 @@ impl Engine {
         let pod = self.facts(&request.pod);
         let (mut verdicts, mut reasons) = self.verdicts(&pod, &request.nodes, false);
         if pod.kind != PodKind::Plain {
-            let cluster = self.cluster.read();
-            let left = |at: &usize| {
-                let name = request.nodes.name(*at);
-                let capacity =
-                    cluster.node(name).map(|info| (info.capacity.cores_left(), info.capacity.blocks_left()));
-                (capacity.unwrap_or((u32::MAX, u32::MAX)), name.to_owned())
+            let fitting: Vec<usize> =
+                (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits).collect();
+            let best_of = |part: &[usize]| {
+                self.read(|cluster| {
+                    let left = |at: &usize| {
+                        let name = request.nodes.name(*at);
+                        let capacity = cluster.node(name).map(|info| &info.capacity);
+                        let left = capacity.map(|capacity| (capacity.cores_left(), capacity.blocks_left()));
+                        (left.unwrap_or((u32::MAX, u32::MAX)), name)
+                    };
+                    part.iter().map(|at| (left(at), *at)).min()
+                })
             };
-            let fitting = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits);
-            let best = fitting.min_by_key(left);
+            let best = fitting.chunks(NODES_PER_LOCK).filter_map(best_of).min().map(|(_, at)| at);
             let other = Verdict::Failed(reasons.text("the pod has been matched to another node"));
             for (at, verdict) in verdicts.iter_mut().enumerate() {
                 if *verdict == Verdict::Fits && Some(at) != best {
@@ -99,7 +105,7 @@ impl Engine {
     fn facts(&self, pod: &PodView<'_>) -> PodFacts {
         let mut pod = PodFacts::read(pod, &self.settings.rules);
         if pod.gang.is_some() {
-            self.cluster.read().size(&mut pod);
+            self.read(|cluster| cluster.size(&mut pod));
         }
         pod
     }
@@ -110,37 +116,40 @@ impl Engine {
             let never = Verdict::Unresolvable(reasons.text(problem));
             return (vec![never; nodes.len()], reasons);
         }
-        let summary = pod.summary();
-        let mut verdicts = Vec::with_capacity(nodes.len());
-        let mut cluster = self.cluster.read();
         let noted = !dry_run && pod.kind != PodKind::Plain && !nodes.is_empty();
         if noted {
             self.note_scheduler(&pod.scheduler);
-            self.refused.note(pod, &cluster, (self.clock)().instant);
         }
-        if !cluster.is_placed(&pod.uid)
-            && let Some(refusal) = self.gang_refusal(&cluster, pod)
+        let own = self.read(|cluster| {
+            if noted {
+                self.refused.note(pod, cluster, (self.clock)().instant);
+            }
+            Own::of(cluster, pod)
+        });
+        if own.info.is_none()
+            && let Some(refusal) = self.gang_refusal(pod)
         {
             // Preempting for one member would not help.
             let never = Verdict::Unresolvable(reasons.text(&refusal));
             return (vec![never; nodes.len()], reasons);
         }
-        let own = Own::of(&cluster, pod);
-        for part in (0..nodes.len()).step_by(NODES_PER_LOCK) {
-            if part > 0 {
-                parking_lot::RwLockReadGuard::bump(&mut cluster);
-            }
-            let mut quotas = self.quota_check(&cluster, pod);
-            for at in part..nodes.len().min(part + NODES_PER_LOCK) {
-                let mut verdict = self.verdict(&cluster, pod, summary, &own, (nodes, at), &mut reasons);
-                if verdict == Verdict::Fits
-                    && let Some(info) = cluster.node(nodes.name(at))
-                    && let Some(reason) = quotas.refusal(info)
-                {
-                    verdict = Verdict::Failed(reasons.text(reason));
+        let mut verdicts = Vec::with_capacity(nodes.len());
+        let summary = pod.summary();
+        let each = if summary == RequestSummary::Complex { PLACED_PER_LOCK } else { NODES_PER_LOCK };
+        for part in (0..nodes.len()).step_by(each) {
+            self.read(|cluster| {
+                let mut quotas = self.quota_check(cluster, pod);
+                for at in part..nodes.len().min(part + each) {
+                    let mut verdict = self.verdict(cluster, pod, summary, &own, (nodes, at), &mut reasons);
+                    if verdict == Verdict::Fits
+                        && let Some(info) = cluster.node(nodes.name(at))
+                        && let Some(reason) = quotas.refusal(info)
+                    {
+                        verdict = Verdict::Failed(reasons.text(reason));
+                    }
+                    verdicts.push(verdict);
                 }
-                verdicts.push(verdict);
-            }
+            });
         }
         if noted && verdicts.contains(&Verdict::Fits) {
             self.refused.clear(&pod.uid);
@@ -203,12 +212,9 @@ impl Engine {
             return Reply { body: b"[]".to_vec(), outcome: Outcome::Error };
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
-        let cluster = self.cluster.read();
-        self.scorer.refresh(&cluster);
-        let nodes = (0..request.nodes.len()).map(|at| cluster.node_with_id(request.nodes.name(at)));
-        let scores = self.scorer.scores(&pod, nodes);
-        drop(cluster);
-        let scores = scale(&scores, |at| request.nodes.name(at));
+        let names: Vec<&str> = (0..request.nodes.len()).map(|at| request.nodes.name(at)).collect();
+        let scores = self.scorer.scores(&pod, &names, |look: &mut dyn FnMut(&Cluster)| self.read(look));
+        let scores = scale(&scores, |at| names[at]);
         Reply { body: answer::priorities(&request.nodes, &scores), outcome: Outcome::Ok }
     }
 }

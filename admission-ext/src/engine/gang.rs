@@ -11,6 +11,9 @@
 //!
 //! A gang that has started counts as if it were whole. So of two gangs that need more than half of the cluster each, the
 //! second does not begin before the first has finished or given up; and one that has given up backs off for a while.
+//!
+//! Whether all fit is found out in many short locks, as other pods are placed meanwhile: all or none is kept by the held binds
+//! alone. Only gangs must not overlook each other, so a bind counts for the gangs that had started when its question was put.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -29,6 +32,19 @@ use gpu_migrate_model::capacity::{NodeCapacity, RequestSummary};
 
 /// How many bindings of one gang are on their way at a time.
 const AT_A_TIME: usize = 16;
+/// Looks at nodes in one lock, by the capacity that is at hand and by placement.
+const LOOKS_PER_LOCK: usize = 1_024;
+const PLACEMENTS_PER_LOCK: usize = 16;
+/// Members released in one lock: each changes a node.
+const RELEASED_PER_LOCK: usize = 32;
+
+/// What to do after a look at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visit {
+    Again,
+    Next,
+    Done,
+}
 
 /// Members that wait for the others.
 #[derive(Debug, Default)]
@@ -38,6 +54,8 @@ pub(super) struct Gangs {
     backing_off: HashMap<Arc<str>, Instant>,
     /// Gangs that did not fit, and what was asked: less room does not change that.
     too_large: HashMap<Arc<str>, Asked>,
+    /// How often one has started.
+    starts: u64,
 }
 
 /// Whether a gang fits is asked for these groups, and so many pods of each, at this [`Cluster::growth`].
@@ -45,6 +63,24 @@ pub(super) struct Gangs {
 struct Asked {
     growth: u64,
     groups: Vec<(u64, usize)>,
+}
+
+/// Whether the members that a gang still misses would fit beside those of the gangs that have started.
+struct Question {
+    gang: Arc<str>,
+    size: u32,
+    groups: Vec<Group>,
+    asked: Asked,
+    beside_others: bool,
+    /// [`Gangs::starts`] when it was put.
+    starts: u64,
+}
+
+impl Question {
+    fn refusal(&self) -> String {
+        let beside = if self.beside_others { " beside the gangs that began before" } else { "" };
+        format!("gang {}: not all of its {} pods would fit{beside}", self.gang, self.size)
+    }
 }
 
 #[derive(Debug)]
@@ -72,10 +108,76 @@ enum Turn {
 }
 
 impl Engine {
-    /// Why no member of the pod's gang may be placed now; `None` if it may, or is in no gang.
-    pub(super) fn gang_refusal(&self, cluster: &Cluster, pod: &PodFacts) -> Option<String> {
-        let gang = pod.gang.as_ref()?;
-        self.gangs.lock().refusal(cluster, pod, gang, (self.clock)().instant, self.settings.held_binds)
+    /// Why no member of the pod's gang may be placed now; `None` if it may, or is in no gang. Not to be called under the cluster's
+    /// lock.
+    pub(super) fn gang_refusal(&self, pod: &PodFacts) -> Option<String> {
+        self.gang_may_start(pod).err()
+    }
+
+    /// Whether members of the pod's gang may be placed now, as of so many starts of gangs.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn gang_may_start(&self, pod: &PodFacts) -> Result<u64, String> {
+        let Some(gang) = &pod.gang else { return Ok(0) };
+        let now = (self.clock)().instant;
+        let question = self
+            .read(|cluster| self.gangs.lock().question(cluster, pod, gang, now, self.settings.held_binds))?;
+        if self.all_fit(&question.groups) {
+            return Ok(question.starts);
+        }
+        let refusal = question.refusal();
+        self.gangs.lock().too_large.insert(question.gang, question.asked);
+        Err(refusal)
+    }
+
+    /// Whether no gang has started since.
+    pub(super) fn no_gang_started_since(&self, starts: u64) -> bool {
+        self.gangs.lock().starts == starts
+    }
+
+    /// Whether all would fit at once, by placing them one after the other on the fullest nodes that have room.
+    ///
+    /// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
+    fn all_fit(&self, groups: &[Group]) -> bool {
+        let complex = groups.iter().any(|group| group.pod.summary() == RequestSummary::Complex);
+        let mut trial = if complex { Trial::Placed(HashMap::new()) } else { Trial::Fast(HashMap::new()) };
+        groups.iter().all(|Group { pod, count }| {
+            let mut left = *count;
+            self.visit(pod, |id, info| {
+                if !trial.put(id, info, pod, left) {
+                    return Visit::Next;
+                }
+                left -= 1;
+                if left > 0 { Visit::Again } else { Visit::Done }
+            });
+            left == 0
+        })
+    }
+
+    /// Looks at the nodes that may have room for the pod and have its labels, those with least left first, until it is done; in short
+    /// locks.
+    pub(super) fn visit(&self, pod: &PodFacts, mut look: impl FnMut(NodeId, &NodeInfo) -> Visit) {
+        let looks =
+            if pod.summary() == RequestSummary::Complex { PLACEMENTS_PER_LOCK } else { LOOKS_PER_LOCK };
+        let mut nodes = self.read(|cluster| cluster.with_room_for(pod)).into_iter().peekable();
+        let mut done = false;
+        while !done && nodes.peek().is_some() {
+            self.read(|cluster| {
+                for _ in 0..looks {
+                    let Some(id) = nodes.peek() else { return };
+                    let info = cluster.node_at(*id).filter(|info| info.selected_by(pod));
+                    match info.map_or(Visit::Next, |info| look(*id, info)) {
+                        Visit::Again => {}
+                        Visit::Next => _ = nodes.next(),
+                        Visit::Done => {
+                            done = true;
+                            return;
+                        }
+                    }
+                }
+            });
+        }
     }
 
     /// Holds the bind of a member until all are there, or binds all.
@@ -116,18 +218,18 @@ impl Engine {
     fn take_turn(&self, pod: &Arc<PodFacts>, gang: &GangRef, node: &str, cards: Cards) -> Turn {
         let (reply, answer) = oneshot::channel();
         let now = (self.clock)().instant;
-        let cluster = self.cluster.read();
-        let mut gangs = self.gangs.lock();
-        let started = gangs.begin(gang, now + self.settings.gang_timeout);
-        let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, reply };
-        started.held.insert(Arc::clone(&pod.uid), held);
-        let bound = cluster.members(&gang.key).filter(|member| member.node.is_some()).count();
-        let done = bound + cluster.succeeded(&gang.key, pod.owner.as_ref());
-        if done + started.held.len() < gang.size as usize {
-            return Turn::Wait(answer, started.deadline);
-        }
-        let all = gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default();
-        Turn::All(all.into_values().collect(), answer)
+        self.read(|cluster| {
+            let mut gangs = self.gangs.lock();
+            let started = gangs.begin(gang, now + self.settings.gang_timeout);
+            let held = Held { pod: Arc::clone(pod), node: Arc::from(node), cards, reply };
+            started.held.insert(Arc::clone(&pod.uid), held);
+            let done = cluster.bound(&gang.key) + cluster.succeeded(&gang.key, pod.owner.as_ref());
+            if done + started.held.len() < gang.size as usize {
+                return Turn::Wait(answer, started.deadline);
+            }
+            let all = gangs.started.remove(&gang.key).map(|started| started.held).unwrap_or_default();
+            Turn::All(all.into_values().collect(), answer)
+        })
     }
 
     /// Binds all members. The first goes alone: most of what can go wrong goes wrong there, and then no member is bound.
@@ -194,11 +296,10 @@ impl Engine {
     }
 
     fn release(&self, gang: &Arc<str>, size: u32, members: Vec<Held>, why: &str) {
-        let is_bound = |member: &&Arc<PodFacts>| member.node.is_some();
-        let bound = self.change(|cluster| {
-            members.iter().for_each(|held| cluster.forget(&held.pod.uid));
-            cluster.members(gang).filter(is_bound).count()
-        });
+        for part in members.chunks(RELEASED_PER_LOCK) {
+            self.change(|cluster| part.iter().for_each(|held| cluster.forget(&held.pod.uid)));
+        }
+        let bound = self.read(|cluster| cluster.bound(gang));
         let error = released(gang, &format!("{why}; bound {bound} of {size}, the rest released"));
         self.metrics.gang_released.inc_by(members.len() as u64);
         let (api, text) = (Arc::clone(&self.api), error.to_string());
@@ -231,11 +332,13 @@ impl Engine {
     /// Requeues the gangs whose back-off is over: nothing else would.
     pub(super) fn end_back_off(&self) {
         let now = (self.clock)().instant;
-        let mut gangs = self.gangs.lock();
-        let before = gangs.backing_off.len();
-        gangs.backing_off.retain(|_, until| *until > now);
-        let ended = gangs.backing_off.len() < before;
-        drop(gangs);
+        let ended = self.read(|cluster| {
+            let mut gangs = self.gangs.lock();
+            gangs.too_large.retain(|gang, _| cluster.coming(gang) > 0);
+            let before = gangs.backing_off.len();
+            gangs.backing_off.retain(|_, until| *until > now);
+            gangs.backing_off.len() < before
+        });
         if ended {
             self.change(Cluster::free_somewhere);
         }
@@ -244,14 +347,13 @@ impl Engine {
     /// The gated members of the gangs that are complete and would fit, to be let into the queue together.
     #[must_use]
     pub fn gangs_to_lift(&self) -> Vec<Arc<PodFacts>> {
-        let keys: Vec<Arc<str>> = self.read(|cluster| cluster.gangs().cloned().collect());
+        let keys: Vec<Arc<str>> = self.read(|cluster| cluster.gated_gangs().cloned().collect());
         // A lock for each: there may be hundreds, and binds wait.
         let gated = |key: Arc<str>| {
-            self.read(|cluster| {
-                let gated: Vec<_> = cluster.members(&key).filter(|member| member.gated).cloned().collect();
-                let refusal = gated.first().and_then(|first| self.gang_refusal(cluster, first));
-                if refusal.is_none() { gated } else { Vec::new() }
-            })
+            let gated: Vec<_> =
+                self.read(|cluster| cluster.members(&key).filter(|member| member.gated).cloned().collect());
+            let refusal = gated.first().and_then(|first| self.gang_refusal(first));
+            if refusal.is_none() { gated } else { Vec::new() }
         };
         keys.into_iter().flat_map(gated).collect()
     }
@@ -306,92 +408,88 @@ fn no_node_for(pod: &str) -> String {
 
 impl Gangs {
     fn begin(&mut self, gang: &GangRef, deadline: Instant) -> &mut Started {
-        let new = || Started { size: gang.size, deadline, held: BTreeMap::new() };
-        self.started.entry(Arc::clone(&gang.key)).or_insert_with(new)
+        self.started.entry(Arc::clone(&gang.key)).or_insert_with(|| {
+            self.starts += 1;
+            Started { size: gang.size, deadline, held: BTreeMap::new() }
+        })
     }
 
-    /// Why the gang of `pod` cannot have its missing members placed now.
-    fn refusal(
+    /// What decides whether the missing members of the gang of `pod` may be placed now.
+    ///
+    /// # Errors
+    /// Why they may not, whatever fits.
+    fn question(
         &mut self,
         cluster: &Cluster,
         pod: &PodFacts,
         gang: &GangRef,
         now: Instant,
         held_binds: usize,
-    ) -> Option<String> {
+    ) -> Result<Question, String> {
         let (key, size) = (&gang.key, gang.size as usize);
         if let (0, Some(group)) = (size, gang.group) {
-            return Some(format!(
+            return Err(format!(
                 "gang {key}: there is no PodGroup of {} that says how many pods it has",
                 group.api_version()
             ));
         }
         if size > held_binds {
-            return Some(format!(
+            return Err(format!(
                 "gang {key}: it has {size} pods, and binds are held for at most {held_binds}"
             ));
         }
         if !all_exist(cluster, pod, gang) {
             // Without the count: the text stays the same while members come.
-            return Some(format!("gang {key}: not all of its {size} pods exist yet"));
+            return Err(format!("gang {key}: not all of its {size} pods exist yet"));
         }
-        let stuck = |member: &&Arc<PodFacts>| {
-            member.unschedulable && member.uid != pod.uid && !cluster.is_placed(&member.uid)
-        };
-        if let Some(member) = coming(cluster, key).find(stuck) {
-            return Some(format!("gang {key}: {}", no_node_for(&member.shown())));
+        if let Some(member) = cluster.stuck_member(key, &pod.uid) {
+            return Err(format!("gang {key}: {}", no_node_for(&member.shown())));
         }
         let others = self.started.iter().filter(|(other, _)| *other != key);
         let held: usize = others.map(|(_, started)| started.size as usize).sum();
         if held > 0 && held + size > held_binds {
-            return Some(format!(
+            return Err(format!(
                 "gang {key}: {held} binds are held for other gangs, of at most {held_binds}"
             ));
         }
-        let waits = |other: &Arc<str>| {
-            cluster.members(other).any(|member| !member.gated && !cluster.is_placed(&member.uid))
-        };
-        if self.backing_off.get(&gang.key).is_some_and(|until| *until > now)
-            && cluster.gangs().any(|other| *other != gang.key && waits(other))
-        {
-            return Some(format!("gang {}: gave up a moment ago, others go first", gang.key));
+        if self.backing_off.get(key).is_some_and(|until| *until > now) && cluster.another_gang_waits(key) {
+            return Err(format!("gang {key}: gave up a moment ago, others go first"));
         }
         let mut missing = Vec::new();
-        for (key, started) in self.started.iter().filter(|(key, _)| **key != gang.key) {
+        for (key, started) in self.started.iter().filter(|(other, _)| *other != key) {
             missing.extend(still_missing(
                 cluster,
                 &GangRef { key: Arc::clone(key), size: started.size, group: None },
                 None,
             ));
         }
-        let rivals = missing.len();
+        let beside_others = !missing.is_empty();
         missing.extend(still_missing(cluster, gang, Some(pod)));
-        let groups = groups(&missing);
+        let groups = groups(cluster, &missing);
         let asked = Asked {
             growth: cluster.growth(),
             groups: groups.iter().map(|group| (group.pod.group, group.count)).collect(),
         };
+        let known = self.too_large.get(key) == Some(&asked);
+        let question = Question {
+            gang: Arc::clone(key),
+            size: gang.size,
+            groups,
+            asked,
+            beside_others,
+            starts: self.starts,
+        };
         // Each member asks, and each second those that are gated.
-        if self.too_large.get(key) != Some(&asked) {
-            if all_fit(cluster, &groups) {
-                self.too_large.remove(key);
-                return None;
-            }
-            self.too_large.insert(Arc::clone(key), asked);
-        }
-        let beside = if rivals > 0 { " beside the gangs that began before" } else { "" };
-        Some(format!("gang {}: not all of its {} pods would fit{beside}", gang.key, gang.size))
+        if known { Err(question.refusal()) } else { Ok(question) }
     }
-}
-
-/// The members of a gang that are placed, or that nothing but the gang itself keeps out of the scheduler's queue.
-pub(super) fn coming<'a>(cluster: &'a Cluster, key: &str) -> impl Iterator<Item = &'a Arc<PodFacts>> {
-    cluster.members(key).filter(|member| !member.gated_by_others)
 }
 
 /// Whether the gang of `pod` has all its members: `pod` itself, which the index may not know yet, and those that have succeeded count.
 pub(super) fn all_exist(cluster: &Cluster, pod: &PodFacts, gang: &GangRef) -> bool {
-    let others = coming(cluster, &gang.key).filter(|member| member.uid != pod.uid).count();
+    let known = cluster.pod(&pod.uid).is_some_and(|known| {
+        !known.leaving && !known.gated_by_others && known.gang.as_ref().is_some_and(|of| of.key == gang.key)
+    });
+    let others = cluster.coming(&gang.key) - usize::from(known);
     gang.size > 0 && 1 + others + cluster.succeeded(&gang.key, pod.owner.as_ref()) >= gang.size as usize
 }
 
@@ -413,43 +511,28 @@ pub(super) fn still_missing<'a>(
 }
 
 /// Members that fit on the same nodes: most gangs are one group.
-struct Group<'a> {
-    pod: &'a PodFacts,
+struct Group {
+    /// One of them.
+    pod: Arc<PodFacts>,
     count: usize,
 }
 
 /// The pods by group, the largest first.
-fn groups<'a>(pods: &[&'a PodFacts]) -> Vec<Group<'a>> {
-    let mut groups: HashMap<u64, Group<'_>> = HashMap::new();
+fn groups(cluster: &Cluster, pods: &[&PodFacts]) -> Vec<Group> {
+    let mut counts: HashMap<u64, (&PodFacts, usize)> = HashMap::new();
     for pod in pods {
-        groups.entry(pod.group).or_insert_with(|| Group { pod, count: 0 }).count += 1;
+        counts.entry(pod.group).or_insert((pod, 0)).1 += 1;
     }
-    let mut groups: Vec<_> = groups.into_values().collect();
+    let group = |(pod, count): (&PodFacts, usize)| {
+        let known = cluster.pod(&pod.uid).map(Arc::clone);
+        Group { pod: known.unwrap_or_else(|| Arc::new(pod.clone())), count }
+    };
+    let mut groups: Vec<_> = counts.into_values().map(group).collect();
     groups.sort_by_key(|group| {
         let demand = group.pod.demand();
         (std::cmp::Reverse((demand.cores.0.max(demand.legacy * 100), demand.blocks)), group.pod.group)
     });
     groups
-}
-
-/// Whether all would fit at once, by placing them one after the other on the fullest nodes that have room.
-///
-/// A greedy packing may miss one that a search would find; then the gang waits a little longer than it must.
-fn all_fit(cluster: &Cluster, groups: &[Group<'_>]) -> bool {
-    let complex = groups.iter().any(|group| group.pod.summary() == RequestSummary::Complex);
-    let mut trial = if complex { Trial::Placed(HashMap::new()) } else { Trial::Fast(HashMap::new()) };
-    groups.iter().all(|group| {
-        let mut left = group.count;
-        for (id, info) in cluster.with_room_for(group.pod).filter(|(_, info)| info.selected_by(group.pod)) {
-            while left > 0 && trial.put(id, info, group.pod, left) {
-                left -= 1;
-            }
-            if left == 0 {
-                return true;
-            }
-        }
-        false
-    })
 }
 
 /// What the pods that were put somewhere leave of the nodes.

@@ -3,6 +3,7 @@
 mod bind;
 mod filter;
 mod gang;
+mod locked;
 mod preempt;
 mod reasons;
 pub mod requeue;
@@ -21,6 +22,7 @@ use gpu_migrate_model::score::ScoringStrategy;
 use gpu_migrate_model::view::PodView;
 use parking_lot::{Mutex, RwLock};
 
+use self::locked::Locked;
 use crate::api::Api;
 use crate::metrics::{Metrics, Outcome};
 use crate::score::NodeScorer;
@@ -111,7 +113,7 @@ pub struct Reply {
 }
 
 pub struct Engine {
-    cluster: RwLock<Cluster>,
+    cluster: Locked,
     api: Arc<dyn Api>,
     clock: Clock,
     settings: Settings,
@@ -146,7 +148,7 @@ impl Engine {
         let schedulers = settings.schedulers.iter().map(|name| Arc::from(name.as_str())).collect();
         let (requeue, requeues) = tokio::sync::mpsc::unbounded_channel();
         let engine = Self {
-            cluster: RwLock::new(Cluster::new()),
+            cluster: Locked::new(Arc::clone(&clock), metrics.state_lock.clone()),
             api,
             clock,
             settings,
@@ -174,8 +176,16 @@ impl Engine {
         &self.metrics
     }
 
+    /// Works out again what nodes are compared by, where enough has changed: takes a while, and no lock for long.
+    pub fn refresh_scorer(&self) {
+        self.scorer.refresh(|look: &mut dyn FnMut(&Cluster)| self.read(look));
+    }
+
     /// Caches are filled, or not any more.
     pub fn set_synced(&self, synced: bool) {
+        if synced {
+            self.refresh_scorer();
+        }
         if !self.synced.swap(synced, Ordering::AcqRel) && synced {
             self.requeue_refused_earlier();
         }
@@ -227,22 +237,27 @@ impl Engine {
     }
 
     pub fn read<T>(&self, look: impl FnOnce(&Cluster) -> T) -> T {
-        look(&self.cluster.read())
+        self.cluster.read(look)
     }
 
     /// Puts off what can be computed at the end, until [`Engine::fill`].
     pub fn load(&self) {
-        self.cluster.write().load();
+        self.cluster.write(Cluster::load);
     }
 
     /// Fills the state with many objects at once.
     pub fn fill(&self, fill: impl FnOnce(&mut Cluster)) {
-        let mut cluster = self.cluster.write();
-        cluster.load();
-        fill(&mut cluster);
-        cluster.settle();
-        drop(cluster);
+        self.cluster.write(|cluster| {
+            cluster.load();
+            fill(cluster);
+            cluster.settle();
+        });
         self.gauge();
+    }
+
+    /// All pods of the API are going to be listed: what it has not shown until the end ([`Cluster::unlisted`]) is gone.
+    pub fn begin_list(&self) {
+        self.cluster.write(Cluster::begin_list);
     }
 
     /// A pod was added or changed in the API.
@@ -252,11 +267,11 @@ impl Engine {
         self.change(|cluster| {
             let Some(gang) = &gang else { return cluster.set_pod(pod) };
             let hinders = |cluster: &Cluster| cluster.pod(&uid).is_some_and(|pod| pod.unschedulable);
-            let (before, hindered) = (gang::coming(cluster, &gang.key).count(), hinders(cluster));
+            let (before, hindered) = (cluster.coming(&gang.key), hinders(cluster));
             cluster.set_pod(pod);
             let size =
                 cluster.pod(&uid).and_then(|pod| pod.gang.as_ref()).map_or(0, |gang| gang.size as usize);
-            let complete = before < size && gang::coming(cluster, &gang.key).count() >= size;
+            let complete = before < size && cluster.coming(&gang.key) >= size;
             if complete || hindered && !hinders(cluster) {
                 // The scheduler cannot see that the others may go now.
                 cluster.free_somewhere();
@@ -328,7 +343,7 @@ impl Engine {
     pub async fn resolve_unconfirmed(&self) {
         self.end_back_off();
         self.prune_refusals();
-        let expired = self.cluster.read().expired((self.clock)().instant);
+        let expired = self.read(|cluster| cluster.expired((self.clock)().instant));
         for pod in expired {
             self.resolve(&pod).await;
         }
@@ -338,10 +353,11 @@ impl Engine {
     /// Sets the gauges of the state's size.
     pub fn gauge(&self) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let cluster = self.cluster.read();
-        self.metrics.nodes.set(count(cluster.node_count()));
-        self.metrics.pods.set(count(cluster.pod_count()));
-        self.metrics.assumptions.set(count(cluster.assumption_count()));
-        self.metrics.disputed_cards.set(count(cluster.nodes().map(|info| info.occupancy.disputed()).sum()));
+        self.read(|cluster| {
+            self.metrics.nodes.set(count(cluster.node_count()));
+            self.metrics.pods.set(count(cluster.pod_count()));
+            self.metrics.assumptions.set(count(cluster.assumption_count()));
+            self.metrics.disputed_cards.set(count(cluster.disputed_cards()));
+        });
     }
 }

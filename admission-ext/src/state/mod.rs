@@ -36,6 +36,8 @@ pub type NodeId = usize;
 pub struct NodeInfo {
     /// The node or its shadow was seen, and not only pods on it.
     known: bool,
+    /// Counts up whenever the occupancy changes.
+    pub generation: u64,
     /// The occupancy in a few bytes per card, for the fast fit.
     pub capacity: NodeCapacity,
     pub name: Arc<str>,
@@ -49,8 +51,6 @@ pub struct NodeInfo {
     /// Pods that wait for it while preemption makes room for them.
     pub nominated: Vec<Arc<PodFacts>>,
     pub occupancy: NodeOccupancy,
-    /// Counts up whenever the occupancy changes.
-    pub generation: u64,
     shadow: Option<ShadowFacts>,
     contribution: Contribution,
     /// Cards that shares never use.
@@ -133,6 +133,49 @@ struct Known {
     pod: Arc<PodFacts>,
     /// Where it is on the occupancy.
     info: Option<NodeId>,
+    /// [`Cluster::lists`] when the API last showed it.
+    list: u64,
+}
+
+/// The members of a gang, and how many of them are what [`Standing`] says.
+#[derive(Debug, Default)]
+struct Gang {
+    uids: BTreeSet<Arc<str>>,
+    /// As its PodGroup says; 0: there is none, or it was not read yet.
+    size: u32,
+    coming: usize,
+    bound: usize,
+    gated: usize,
+    waiting: usize,
+    stuck: usize,
+}
+
+impl Gang {
+    fn tallies(&mut self) -> [&mut usize; 5] {
+        [&mut self.coming, &mut self.bound, &mut self.gated, &mut self.waiting, &mut self.stuck]
+    }
+}
+
+/// What a pod is in its gang.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Standing {
+    gang: Arc<str>,
+    /// Placed, or kept out of the scheduler's queue by nothing but the gang itself.
+    coming: bool,
+    /// The API says where it is.
+    bound: bool,
+    /// By our gate.
+    gated: bool,
+    /// In the scheduler's queue.
+    waiting: bool,
+    /// Its scheduler finds no node for it.
+    stuck: bool,
+}
+
+impl Standing {
+    fn tallies(&self) -> [bool; 5] {
+        [self.coming, self.bound, self.gated, self.waiting, self.stuck]
+    }
 }
 
 /// A gang, and the UID of the controller of a member that has succeeded.
@@ -153,12 +196,12 @@ pub struct Cluster {
     by_name: HashMap<Arc<str>, NodeId, ahash::RandomState>,
     pods: HashMap<Arc<str>, Known>,
     assumed: HashMap<Arc<str>, Assumption>,
-    /// UIDs of the members of each gang.
-    gangs: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// Sizes of the gangs whose PodGroup says it.
-    sizes: HashMap<Arc<str>, u32>,
-    /// Members of gangs that have succeeded and are still in the API, by UID: the gang and the member's controller.
-    succeeded: HashMap<Arc<str>, Success>,
+    gangs: HashMap<Arc<str>, Gang>,
+    /// Gangs of which a member waits to be scheduled.
+    waiting: BTreeSet<Arc<str>>,
+    /// Members of gangs that have succeeded and are still in the API, by UID: the gang and the member's controller, and as in
+    /// [`Known::list`].
+    succeeded: HashMap<Arc<str>, (Success, u64)>,
     /// How many of those there are.
     successes: HashMap<Success, usize>,
     /// Where pods are nominated to, by UID.
@@ -169,10 +212,14 @@ pub struct Cluster {
     headroom: Headroom,
     /// How often something changed by which a pod may fit that did not.
     growth: u64,
+    /// Of all nodes.
+    disputed_cards: usize,
     config: GPUConfigSpec,
     quotas: Quotas,
     /// Cards of each pool that shares never use.
     reserved: HashMap<String, Vec<u32>>,
+    /// How often the pods of the API were listed.
+    lists: u64,
     /// How often something was freed, and what of it was not fetched yet.
     frees: u64,
     freed: Vec<Freed>,
@@ -257,6 +304,12 @@ impl Cluster {
         self.nodes.iter().filter(|info| info.facts.is_some()).count()
     }
 
+    /// Cards found in breach of an invariant.
+    #[must_use]
+    pub fn disputed_cards(&self) -> usize {
+        self.disputed_cards
+    }
+
     #[must_use]
     pub fn pod_count(&self) -> usize {
         self.pods.len()
@@ -281,6 +334,12 @@ impl Cluster {
         info.known.then_some((id, info))
     }
 
+    /// The node with this number, if there is one now.
+    #[must_use]
+    pub fn node_at(&self, id: NodeId) -> Option<&NodeInfo> {
+        self.nodes.get(id).filter(|info| info.known)
+    }
+
     /// How many numbers of nodes are in use.
     #[must_use]
     pub fn node_id_count(&self) -> usize {
@@ -291,11 +350,10 @@ impl Cluster {
         self.nodes.iter().filter(|info| info.known)
     }
 
-    /// The nodes that may have room for the pod, with their numbers: those with least left first. A node that is not among them has
-    /// none.
-    pub fn with_room_for(&self, pod: &PodFacts) -> impl Iterator<Item = (NodeId, &NodeInfo)> {
-        let ids = self.headroom.for_request(pod.summary(), pod.demand());
-        ids.map(|id| (id, &self.nodes[id]))
+    /// The numbers of the nodes that may have room for the pod: those with least left first. A node that is not among them has none.
+    #[must_use]
+    pub fn with_room_for(&self, pod: &PodFacts) -> Vec<NodeId> {
+        self.headroom.for_request(pod.summary(), pod.demand()).collect()
     }
 
     /// Stays the same while no pod fits anywhere that did not fit before.
@@ -325,15 +383,43 @@ impl Cluster {
         self.pods.get(uid)?.info
     }
 
-    /// The gangs that any pod belongs to.
-    pub fn gangs(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.gangs.keys()
+    /// The gangs that have members behind our gate.
+    pub fn gated_gangs(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.gangs.iter().filter(|(_, gang)| gang.gated > 0).map(|(key, _)| key)
     }
 
     /// The members of a gang, but for those that are leaving.
     pub fn members(&self, gang: &str) -> impl Iterator<Item = &Arc<PodFacts>> {
-        let uids = self.gangs.get(gang).into_iter().flatten();
+        let uids = self.gangs.get(gang).into_iter().flat_map(|gang| &gang.uids);
         uids.filter_map(|uid| self.pod(uid)).filter(|pod| !pod.leaving)
+    }
+
+    /// How many members of a gang are placed, or are kept out of the scheduler's queue by nothing but the gang itself.
+    #[must_use]
+    pub fn coming(&self, gang: &str) -> usize {
+        self.gangs.get(gang).map_or(0, |gang| gang.coming)
+    }
+
+    /// How many members of a gang the API says to be bound.
+    #[must_use]
+    pub fn bound(&self, gang: &str) -> usize {
+        self.gangs.get(gang).map_or(0, |gang| gang.bound)
+    }
+
+    /// Whether a member of another gang waits to be scheduled.
+    #[must_use]
+    pub fn another_gang_waits(&self, gang: &Arc<str>) -> bool {
+        self.waiting.iter().any(|other| other != gang)
+    }
+
+    /// A member of the gang, other than `uid`, for which its scheduler finds no node.
+    #[must_use]
+    pub fn stuck_member(&self, gang: &str, uid: &str) -> Option<&Arc<PodFacts>> {
+        let any = self.gangs.get(gang).is_some_and(|gang| gang.stuck > 0);
+        let stuck = |member: &&Arc<PodFacts>| {
+            *member.uid != *uid && self.standing(&member.uid).is_some_and(|it| it.stuck)
+        };
+        any.then(|| self.members(gang).find(stuck)).flatten()
     }
 
     /// How many members of a gang have succeeded, of those with this controller: a Job that runs again under the same name is
@@ -351,21 +437,22 @@ impl Cluster {
         if let Some(gang) = &mut pod.gang
             && gang.group.is_some()
         {
-            gang.size = self.sizes.get(&gang.key).copied().unwrap_or(0);
+            gang.size = self.gangs.get(&gang.key).map_or(0, |gang| gang.size);
         }
     }
 
     /// A member of each gang whose PodGroup was not read yet.
     pub fn of_unsized_gangs(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
-        let first = |uids: &BTreeSet<Arc<str>>| uids.first().cloned();
-        let firsts = self.gangs.values().filter_map(first).filter_map(|uid| self.pod(&uid));
+        let unsized_gangs = self.gangs.values().filter(|gang| gang.size == 0);
+        let firsts = unsized_gangs.filter_map(|gang| self.pod(gang.uids.first()?));
         firsts.filter(|pod| pod.gang.as_ref().is_some_and(|gang| gang.size == 0))
     }
 
     /// The PodGroup of a gang says how many members it has. Whether that is news.
     pub fn set_size(&mut self, gang: &Arc<str>, size: u32) -> bool {
-        let Some(members) = self.gangs.get(gang) else { return false };
-        for uid in members {
+        let Some(of) = self.gangs.get_mut(gang) else { return false };
+        let before = std::mem::replace(&mut of.size, size);
+        for uid in &of.uids {
             if let Some(known) = self.pods.get_mut(uid)
                 && let Some(gang) = &mut Arc::make_mut(&mut known.pod).gang
                 && gang.group.is_some()
@@ -373,24 +460,32 @@ impl Cluster {
                 gang.size = size;
             }
         }
-        self.sizes.insert(Arc::clone(gang), size) != Some(size)
+        before != size
     }
 
-    /// UIDs of all pods that are known, of those that have succeeded too.
-    pub fn uids(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.pods.keys().chain(self.succeeded.keys())
+    /// All pods of the API are going to be listed.
+    pub fn begin_list(&mut self) {
+        self.lists += 1;
+    }
+
+    /// UIDs of the pods that the API has not shown since the last list began, of those that have succeeded too.
+    #[must_use]
+    pub fn unlisted(&self) -> Vec<Arc<str>> {
+        let pods = self.pods.iter().map(|(uid, known)| (uid, known.list));
+        let succeeded = self.succeeded.iter().map(|(uid, (_, list))| (uid, *list));
+        pods.chain(succeeded).filter(|(_, list)| *list < self.lists).map(|(uid, _)| Arc::clone(uid)).collect()
     }
 
     /// A member of a gang has succeeded.
     pub fn note_success(&mut self, uid: &str, gang: Arc<str>, owner: Option<Arc<str>>) {
         let uid = Arc::from(uid);
-        if self.succeeded.insert(uid, (Arc::clone(&gang), owner.clone())).is_none() {
+        if self.succeeded.insert(uid, ((Arc::clone(&gang), owner.clone()), self.lists)).is_none() {
             *self.successes.entry((gang, owner)).or_default() += 1;
         }
     }
 
     fn forget_success(&mut self, uid: &str) {
-        let Some(of) = self.succeeded.remove(uid) else { return };
+        let Some((of, _)) = self.succeeded.remove(uid) else { return };
         if let Some(count) = self.successes.get_mut(&of) {
             *count -= 1;
             if *count == 0 {
@@ -444,15 +539,15 @@ impl Cluster {
     /// A pod was added or changed. Finished pods are to be removed instead.
     pub fn set_pod(&mut self, mut pod: PodFacts) {
         self.size(&mut pod);
-        let pod = Arc::new(pod);
+        self.count_again(&Arc::clone(&pod.uid), |cluster| cluster.insert_pod(Arc::new(pod)));
+    }
+
+    fn insert_pod(&mut self, pod: Arc<PodFacts>) {
         let uid = Arc::clone(&pod.uid);
-        if let Some(gang) = &pod.gang {
-            self.gangs.entry(Arc::clone(&gang.key)).or_default().insert(Arc::clone(&uid));
-        }
         let Some(node) = pod.node.clone() else {
             // An older event than our own binding: the assumption stands.
             let info = self.pods.get(&uid).and_then(|known| known.info);
-            self.pods.insert(Arc::clone(&uid), Known { pod, info });
+            self.pods.insert(Arc::clone(&uid), Known { pod, info, list: self.lists });
             self.nominate(&uid);
             return;
         };
@@ -460,35 +555,33 @@ impl Cluster {
         self.assumed.remove(&uid);
         let cards = pod.cards.clone();
         self.place(&node, pod, cards);
+        if let Some(known) = self.pods.get_mut(&uid) {
+            known.list = self.lists;
+        }
     }
 
     /// A pod is gone or has finished.
     pub fn remove_pod(&mut self, uid: &str) {
-        self.assumed.remove(uid);
         self.forget_success(uid);
-        let known = self.pods.remove(uid);
-        self.nominate(uid);
-        if let Some(gang) = known.as_ref().and_then(|known| known.pod.gang.as_ref())
-            && let Some(members) = self.gangs.get_mut(&gang.key)
-        {
-            members.remove(uid);
-            if members.is_empty() {
-                self.gangs.remove(&gang.key);
-                self.sizes.remove(&gang.key);
+        self.count_again(uid, |cluster| {
+            cluster.assumed.remove(uid);
+            let known = cluster.pods.remove(uid);
+            cluster.nominate(uid);
+            if let Some(id) = known.and_then(|known| known.info) {
+                cluster.change(id, |info| {
+                    info.pods.remove(uid);
+                });
             }
-        }
-        if let Some(id) = known.and_then(|known| known.info) {
-            self.change(id, |info| {
-                info.pods.remove(uid);
-            });
-        }
+        });
     }
 
     /// Counts our own choice before the watch confirms it.
     pub fn assume(&mut self, pod: &Arc<PodFacts>, node: &str, cards: Cards, until: Instant) {
         let assumption = Assumption { node: Arc::from(node), cards: cards.clone(), until };
-        self.assumed.insert(Arc::clone(&pod.uid), assumption);
-        self.place(node, Arc::clone(pod), cards);
+        self.count_again(&pod.uid, |cluster| {
+            cluster.assumed.insert(Arc::clone(&pod.uid), assumption);
+            cluster.place(node, Arc::clone(pod), cards);
+        });
     }
 
     /// Puts off the look-up of a choice that is tried again.
@@ -503,12 +596,62 @@ impl Cluster {
         if self.assumed.remove(uid).is_none() {
             return;
         }
-        if let Some(id) = self.pods.get_mut(uid).and_then(|known| known.info.take()) {
-            self.change(id, |info| {
-                info.pods.remove(uid);
-            });
+        self.count_again(uid, |cluster| {
+            if let Some(id) = cluster.pods.get_mut(uid).and_then(|known| known.info.take()) {
+                cluster.change(id, |info| {
+                    info.pods.remove(uid);
+                });
+            }
+            cluster.nominate(uid);
+        });
+    }
+
+    fn standing(&self, uid: &str) -> Option<Standing> {
+        let Known { pod, info, .. } = self.pods.get(uid)?;
+        let gang = Arc::clone(&pod.gang.as_ref()?.key);
+        let coming = !pod.leaving && !pod.gated_by_others;
+        Some(Standing {
+            gang,
+            coming,
+            bound: !pod.leaving && pod.node.is_some(),
+            gated: !pod.leaving && pod.gated,
+            waiting: !pod.leaving && !pod.gated && info.is_none(),
+            stuck: coming && pod.unschedulable && info.is_none(),
+        })
+    }
+
+    /// Edits what is known of a pod, and counts it again in its gang.
+    fn count_again(&mut self, uid: &str, edit: impl FnOnce(&mut Self)) {
+        let before = self.standing(uid);
+        edit(self);
+        let now = self.standing(uid);
+        if before == now {
+            return;
         }
-        self.nominate(uid);
+        if let Some(now) = &now {
+            let gang = self.gangs.entry(Arc::clone(&now.gang)).or_default();
+            gang.uids.insert(Arc::from(uid));
+            gang.tallies().into_iter().zip(now.tallies()).for_each(|(sum, one)| *sum += usize::from(one));
+        }
+        if let Some(before) = &before
+            && let Some(gang) = self.gangs.get_mut(&before.gang)
+        {
+            gang.tallies().into_iter().zip(before.tallies()).for_each(|(sum, one)| *sum -= usize::from(one));
+            if now.as_ref().is_none_or(|now| now.gang != before.gang) {
+                gang.uids.remove(uid);
+            }
+        }
+        for Standing { gang: key, .. } in before.into_iter().chain(now) {
+            let gang = self.gangs.get(&key);
+            if gang.is_some_and(|gang| gang.waiting > 0) {
+                self.waiting.insert(Arc::clone(&key));
+            } else {
+                self.waiting.remove(&key);
+            }
+            if gang.is_some_and(|gang| gang.uids.is_empty()) {
+                self.gangs.remove(&key);
+            }
+        }
     }
 
     /// Notes where a pod is nominated to: nowhere once it is placed or gone.
@@ -573,7 +716,9 @@ impl Cluster {
     fn place(&mut self, node: &str, pod: Arc<PodFacts>, cards: Cards) {
         let id = self.node_id(node);
         let uid = Arc::clone(&pod.uid);
-        let before = self.pods.insert(Arc::clone(&uid), Known { pod: Arc::clone(&pod), info: Some(id) });
+        let list = self.pods.get(&uid).map_or(self.lists, |known| known.list);
+        let known = Known { pod: Arc::clone(&pod), info: Some(id), list };
+        let before = self.pods.insert(Arc::clone(&uid), known);
         self.nominate(&uid);
         if let Some(old) = before.and_then(|known| known.info).filter(|old| *old != id) {
             self.change(old, |info| {
@@ -598,7 +743,9 @@ impl Cluster {
         let info = &mut self.nodes[id];
         let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
         info.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
+        self.disputed_cards -= info.occupancy.disputed();
         info.settle();
+        self.disputed_cards += info.occupancy.disputed();
         self.headroom.set(id, info.known.then_some(&info.capacity));
         if !self.quotas.is_empty() {
             self.quotas.take_back(&info.contribution);

@@ -6,7 +6,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found, Memory};
 use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
+use gpu_migrate_admission_ext::metrics::Metrics;
+use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -464,4 +467,52 @@ async fn binds_are_held_for_as_many_pods_as_there_are_connections_to_spare() {
     let answer = filter(&engine, &huge, &["a"]);
     let reason = answer["FailedAndUnresolvableNodes"]["a"].as_str().unwrap();
     assert_eq!(reason, "gang default/huge: it has 6 pods, and binds are held for at most 5");
+}
+
+/// Who asks about many nodes lets binds and watches in between: gangs, pods that only placement decides about, gangs that are released.
+#[tokio::test(start_paused = true)]
+async fn no_call_holds_the_lock_while_it_looks_at_every_node() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let nodes: Vec<String> = (0..200).map(|at| format!("n{at}")).collect();
+    let mut items: Vec<Value> = nodes.iter().map(|name| node(name, 2, 16)).collect();
+    let pair = |name: &str, size: usize| {
+        let mut pod = shared(name, &[(60, 4), (60, 4)]);
+        pod["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": name[..1],
+            "scheduling.k8s.io/group-pod-num": size.to_string()});
+        pod
+    };
+    let too_large: Vec<Value> = (0..201).map(|at| pair(&format!("t{at}"), 201)).collect();
+    let fitting: Vec<Value> = (0..100).map(|at| pair(&format!("f{at}"), 100)).collect();
+    items.extend(too_large.iter().chain(&fitting).cloned());
+    let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
+    let (engine, _) = Engine::new(Arc::new(Memory::default()), settings, runtime_clock(), metrics);
+    let text = list(&items);
+    let rules = engine.settings().rules.clone();
+    engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
+    engine.set_leading(Leads::Alone);
+    engine.set_synced(true);
+    let holds = || -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let count =
+            text.lines().find_map(|line| line.strip_prefix("gpu_migrate_extender_state_lock_seconds_count "));
+        count.unwrap().parse().unwrap()
+    };
+    let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let before = holds();
+    assert!(passing(&engine, &too_large[0], &names).is_empty());
+    let gang = holds() - before;
+    assert!(gang > 200 / 16, "{gang} for a gang");
+    assert!(passing(&engine, &too_large[1], &names).is_empty());
+    assert!(holds() - before - gang < 10, "the answer is known");
+    let before = holds();
+    assert_eq!(passing(&engine, &shared("single", &[(60, 4), (60, 4)]), &names).len(), 200);
+    assert!(holds() - before >= 200 / 32, "{} for a pod of two containers", holds() - before);
+
+    let calls: Vec<_> = fitting[..99].iter().map(|pod| binding(&engine, pod, "n0")).collect();
+    for (at, call) in calls.into_iter().enumerate() {
+        // Only the first has room on this node; the others are refused at once.
+        assert_eq!(call.await.unwrap().contains("in time"), at == 0);
+    }
 }

@@ -122,6 +122,45 @@ impl Step {
     }
 }
 
+/// Something that happens to one of four pods that are in one of two gangs.
+#[derive(Clone, Debug)]
+struct MemberStep {
+    pod: u32,
+    change: Change,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Set(Value),
+    Assume,
+    Forget,
+    Remove,
+}
+
+fn any_member_step() -> impl Strategy<Value = MemberStep> {
+    let gates = prop_oneof![Just(vec![]), Just(vec!["gpu-migrate.io/gang"]), Just(vec!["other.io/gate"])];
+    let member = (0u32..4, any::<bool>(), gates, 0u32..4, any::<bool>());
+    let set = member.prop_map(|(pod, first, gates, place, stuck)| {
+        let mut member = shared(&format!("m{pod}"), &[(10, 1)]);
+        let gang = if first { "g" } else { "h" };
+        member["metadata"]["annotations"] =
+            json!({"scheduling.k8s.io/group-name": gang, "scheduling.k8s.io/group-pod-num": "3"});
+        member["spec"]["schedulingGates"] = gates.iter().map(|name| json!({"name": name})).collect();
+        match place {
+            0 => member = bound(member, "a", "0"),
+            1 => member["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+            _ => {}
+        }
+        if stuck {
+            member["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False",
+                "reason": "Unschedulable", "message": "0/1 nodes are available: 1 Insufficient cpu."}]);
+        }
+        MemberStep { pod, change: Change::Set(member) }
+    });
+    let other = (0u32..4, prop_oneof![Just(Change::Assume), Just(Change::Forget), Just(Change::Remove)]);
+    prop_oneof![3 => set, 2 => other.prop_map(|(pod, change)| MemberStep { pod, change })]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -149,7 +188,7 @@ proptest! {
             engine.read(|cluster| {
                 let fitting = cluster.nodes().filter(|info| fits(info, &facts, facts.summary()).is_ok());
                 let fitting: BTreeSet<_> = fitting.map(|info| &info.name).collect();
-                let with_room: Vec<_> = cluster.with_room_for(&facts).map(|(_, info)| &info.name).collect();
+                let with_room: Vec<_> = cluster.with_room_for(&facts).into_iter().filter_map(|id| cluster.node_at(id)).map(|info| &info.name).collect();
                 let once: BTreeSet<_> = with_room.iter().copied().collect();
                 prop_assert_eq!(once.len(), with_room.len());
                 prop_assert!(fitting.is_subset(&once), "{:?} of {:?}", fitting, once);
@@ -181,6 +220,47 @@ proptest! {
             let fresh = engine(&gang);
             steps[..=at].iter().for_each(|step| step.on(&fresh));
             prop_assert_eq!(filter(&asking, &gang[0], &NODES), filter(&fresh, &gang[0], &NODES));
+        }
+    }
+
+    /// What is counted of gangs by every change is what a count of their members says.
+    #[test]
+    fn gangs_are_counted_by_deltas(steps in prop::collection::vec(any_member_step(), 1..40)) {
+        let engine = engine(&[node("a", 4, 16)]);
+        for step in steps {
+            let until = Instant::now();
+            engine.fill(|cluster| {
+                let uid = format!("uid-m{}", step.pod);
+                match &step.change {
+                    Change::Set(pod) => cluster.set_pod(facts(pod)),
+                    Change::Assume => {
+                        if let Some(pod) = cluster.pod(&uid).cloned().filter(|pod| pod.node.is_none()) {
+                            cluster.assume(&pod, "a", pod.cards.clone(), until);
+                        }
+                    }
+                    Change::Forget => cluster.forget(&uid),
+                    Change::Remove => cluster.remove_pod(&uid),
+                }
+            });
+            engine.read(|cluster| {
+                let gangs: Vec<Arc<str>> = ["default/g", "default/h"].map(Arc::from).into();
+                let count = |gang: &str, what: &dyn Fn(&PodFacts) -> bool| {
+                    cluster.members(gang).filter(|pod| what(pod)).count()
+                };
+                let waits = |gang: &str| count(gang, &|pod| !pod.gated && !cluster.is_placed(&pod.uid)) > 0;
+                let stuck = |pod: &PodFacts| {
+                    pod.unschedulable && !pod.gated_by_others && !cluster.is_placed(&pod.uid)
+                };
+                for (gang, other) in [(&gangs[0], &gangs[1]), (&gangs[1], &gangs[0])] {
+                    prop_assert_eq!(cluster.coming(gang), count(gang, &|pod| !pod.gated_by_others));
+                    prop_assert_eq!(cluster.bound(gang), count(gang, &|pod| pod.node.is_some()));
+                    let gated = cluster.gated_gangs().any(|gated| gated == gang);
+                    prop_assert_eq!(gated, count(gang, &|pod| pod.gated) > 0);
+                    prop_assert_eq!(cluster.another_gang_waits(gang), waits(other));
+                    prop_assert_eq!(cluster.stuck_member(gang, "").is_some(), count(gang, &stuck) > 0);
+                }
+                Ok(())
+            })?;
         }
     }
 

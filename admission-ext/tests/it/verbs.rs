@@ -128,7 +128,8 @@ fn the_fullest_node_that_fits_scores_best_and_spread_is_the_reverse() {
     ];
     let pod = shared("p", &[(20, 2)]);
     let scores = |engine| prioritize(engine, &pod, &["empty", "half", "busy"]);
-    let binpack = engine(&items);
+    let settings = Settings { scoring: ScoringStrategy::Binpack, ..Default::default() };
+    let binpack = engine_with(Arc::new(Memory::default()), settings, &items);
     let expected =
         json!([{"Host": "empty", "Score": 0}, {"Host": "half", "Score": 6}, {"Host": "busy", "Score": 10}]);
     assert_eq!(scores(&binpack), expected);
