@@ -329,6 +329,19 @@ impl Cluster {
     /// Replaces the extender by two replicas of which one leads, behind a Service, and has the scheduler ask that. The
     /// replicas' names, in the order of their ports.
     pub async fn two_extenders(&mut self) -> Result<(ServiceProxy, [&'static str; 2])> {
+        let names = self.two_extenders_with("--leader-elect")?;
+        let ports = [self.setup.ports.extender, self.setup.ports.second_extender];
+        let service = ServiceProxy::start(ports.to_vec()).await?;
+        self.restart_scheduler(Some(service.port()))?;
+        Ok((service, names))
+    }
+
+    /// Replaces the extender by two, each to be called by a scheduler of its own. Their names, in the order of their ports.
+    pub fn extenders_beside_schedulers(&mut self) -> Result<[&'static str; 2]> {
+        self.two_extenders_with("--beside-scheduler")
+    }
+
+    fn two_extenders_with(&mut self, election: &str) -> Result<[&'static str; 2]> {
         let bin = binaries::ours()?;
         let names = ["gpu-migrate-extender", SECOND_EXTENDER];
         self.remove(names[0])?;
@@ -336,13 +349,9 @@ impl Cluster {
         for (name, ports) in names.into_iter().zip(ports) {
             let mut recipe = self.extender_at(&bin, ports)?;
             recipe.name = name.into();
-            self.add(
-                recipe.arg("--leader-elect").flag("namespace", SYSTEM_NAMESPACE).flag("identity", name),
-            )?;
+            self.add(recipe.arg(election).flag("namespace", SYSTEM_NAMESPACE).flag("identity", name))?;
         }
-        let service = ServiceProxy::start(ports.to_vec()).await?;
-        self.restart_scheduler(Some(service.port()))?;
-        Ok((service, names))
+        Ok(names)
     }
 
     /// Returns to one extender, with further flags.

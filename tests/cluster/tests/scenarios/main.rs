@@ -22,6 +22,7 @@ mod reboot;
 mod registration;
 mod rejected;
 mod resources;
+mod scheduling;
 mod tokens;
 mod two_nodes;
 
@@ -99,6 +100,11 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, placement::competing_gangs_are_bound_one_after_the_other),
         scenario!(Bridged, placement::a_bind_that_the_scheduler_gave_up_on_is_done_once),
         scenario!(Bridged, placement::a_killed_leader_loses_no_pod),
+        scenario!(Bridged, scheduling::preemption_for_cpu_spares_no_victim),
+        scenario!(Bridged, scheduling::victims_on_different_cards_are_completed),
+        scenario!(Bridged, scheduling::a_freed_card_is_kept_for_the_pod_that_is_nominated),
+        scenario!(Bridged, scheduling::a_retried_pod_of_a_job_joins_its_gang),
+        scenario!(Bridged, scheduling::a_frozen_extender_names_no_card_after_its_successor),
         scenario!(Bridged, nodes::plugins_are_installed_after_the_driver_and_removed_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_paused_leaders_restart_no_workload_twice),
         scenario!(Bridged, churn::random_kills_break_no_invariant),

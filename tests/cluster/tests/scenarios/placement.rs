@@ -78,7 +78,7 @@ pub(crate) async fn random_pods_overcommit_no_card(cluster: &mut Cluster) -> Res
 }
 
 /// Fails if the cards of a node without a kubelet carry too much; returns how many pods are bound on any.
-fn check_fake_nodes(pods: &[Pod]) -> Result<usize> {
+pub(crate) fn check_fake_nodes(pods: &[Pod]) -> Result<usize> {
     let dialect = Dialect::default();
     let mut nodes: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
     // The containers of one that has ended hold nothing, though it is still in the API for a moment.
@@ -112,7 +112,7 @@ fn check_fake_nodes(pods: &[Pod]) -> Result<usize> {
 }
 
 /// A shared pod with the cards that its annotation names.
-fn chosen(pod: &Pod) -> Result<Holding> {
+pub(crate) fn chosen(pod: &Pod) -> Result<Holding> {
     let dialect = Dialect::default();
     let cards =
         annotation(pod, &format!("{PREDICATE_GPU_INDEX_PREFIX}0"))?.split(',').map(str::to_owned).collect();
@@ -120,18 +120,18 @@ fn chosen(pod: &Pod) -> Result<Holding> {
     Ok(Holding { entitlement: Entitlement { container: pod.name_any(), kind }, cards })
 }
 
-fn node_of(pod: &Pod) -> Option<&str> {
+pub(crate) fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
 /// A spec that selects one fake node.
-fn on(node: &str, mut spec: Value) -> Value {
+pub(crate) fn on(node: &str, mut spec: Value) -> Value {
     spec["nodeSelector"] = json!({FAKE: node});
     spec
 }
 
 /// Waits until a pod is bound and returns it.
-async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod> {
+pub(crate) async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) -> Result<Pod> {
     let pods = cluster.pods(namespace);
     cluster
         .until(&format!("{namespace}/{name} to be bound"), TIMEOUT, || async {
