@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 
 use gpu_migrate_replay::trace::experiment::{self, Outcome};
 use gpu_migrate_replay::trace::plot::{Curve, draw};
+use gpu_migrate_replay::trace::read::TracePod;
 use gpu_migrate_replay::trace::replay::{MixSource, PlainPods, Policy, Setup};
+use gpu_migrate_replay::trace::workload::generator;
 use gpu_migrate_replay::trace::{read, report};
+use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
 fn setup(nodes: &Path, pods: &Path) -> Setup {
     Setup {
@@ -139,4 +142,116 @@ fn openb_gives_the_published_figures() {
         let at = |policy: usize| outcomes[policy].at(percent).allocated.mean;
         assert!(at(4) > at(3) - 0.1, "at {percent} % lookahead gives out {}, FGD {}", at(4), at(3));
     }
+}
+
+/// The other workloads of the paper, drawn from the default one: so many percent of the requests for cards name a model or ask for a
+/// share, so many percent of the compute is asked for in several cards, so many percent of the pods without cards.
+#[derive(Clone, Copy, Debug)]
+enum Workload {
+    Default,
+    Spec(usize),
+    Share(usize),
+    Multi(u32),
+    Cpu(usize),
+}
+
+/// Models that requests name, in percent of those that do, and how many cards a node of them has at most.
+const NAMED: [(&[&str], u32, u32); 5] = [
+    (&["T4"], 40, 400),
+    (&["V100M16", "V100M32"], 30, 800),
+    (&["P100"], 15, 200),
+    (&["G3"], 10, 800),
+    (&["G2"], 5, 800),
+];
+
+fn derived(default: &[TracePod], workload: Workload) -> Vec<TracePod> {
+    let chance = &mut generator(1);
+    let of = |wanted: &dyn Fn(u32) -> bool| -> Vec<TracePod> {
+        default.iter().filter(|pod| wanted(pod.cores.0)).cloned().collect()
+    };
+    let (plain, cards) = (of(&|cores| cores == 0), of(&|cores| cores > 0));
+    let (shares, whole) = (of(&|cores| (1..100).contains(&cores)), of(&|cores| cores >= 100));
+    let (single, several) = (of(&|cores| (1..=100).contains(&cores)), of(&|cores| cores > 100));
+    let mut draw = |from: &[TracePod], count: usize| -> Vec<TracePod> {
+        (0..count).map(|_| from.choose(chance).unwrap().clone()).collect()
+    };
+    let mut pods = match workload {
+        Workload::Default | Workload::Spec(_) => [plain, cards].concat(),
+        Workload::Share(percent) => {
+            let some = cards.len() * percent / 100;
+            [plain, draw(&shares, some), draw(&whole, cards.len() - some)].concat()
+        }
+        Workload::Multi(percent) => {
+            let mut pods = plain;
+            let (mut all, mut in_several) = (0, 0);
+            for _ in 0..cards.len() {
+                let is_several = in_several * 100 <= all * percent;
+                pods.extend(draw(if is_several { &several } else { &single }, 1));
+                let cores = pods.last().unwrap().cores.0;
+                all += cores;
+                in_several += if is_several { cores } else { 0 };
+            }
+            pods
+        }
+        Workload::Cpu(percent) => [draw(&plain, plain.len() * percent / 100), cards].concat(),
+    };
+    if let Workload::Spec(percent) = workload {
+        let mut asking: Vec<usize> = (0..pods.len()).filter(|at| pods[*at].cores.0 > 0).collect();
+        asking.shuffle(chance);
+        for at in asking.iter().take(asking.len() * percent / 100) {
+            let able: Vec<_> = NAMED.iter().filter(|(_, _, most)| pods[*at].cores.0 <= *most).collect();
+            let (names, ..) = able.choose_weighted(chance, |(_, percent, _)| *percent).unwrap();
+            pods[*at].models = names.iter().map(|name| (*name).to_owned()).collect();
+        }
+    }
+    for (at, pod) in pods.iter_mut().enumerate() {
+        pod.name = format!("pod-{at:05}");
+    }
+    pods
+}
+
+/// Early refusals are what users feel: on none of the workloads is lookahead noticeably behind FGD at any load, and it is better in the end.
+#[test]
+fn lookahead_is_behind_fgd_on_no_workload() {
+    let Some(folder) = std::env::var_os("GPU_MIGRATE_TRACE_DIR").map(PathBuf::from) else {
+        gpu_migrate_tests::skipped(
+            "GPU_MIGRATE_TRACE_DIR is not set to a folder with openb_node_list_gpu_node.csv and openb_pod_list_default.csv",
+        );
+        return;
+    };
+    let default =
+        setup(&folder.join("openb_node_list_gpu_node.csv"), &folder.join("openb_pod_list_default.csv"));
+    let workloads = [
+        Workload::Default,
+        Workload::Spec(10),
+        Workload::Spec(20),
+        Workload::Spec(25),
+        Workload::Spec(33),
+        Workload::Share(40),
+        Workload::Share(60),
+        Workload::Share(80),
+        Workload::Share(100),
+        Workload::Multi(20),
+        Workload::Multi(30),
+        Workload::Multi(40),
+        Workload::Multi(50),
+        Workload::Cpu(50),
+        Workload::Cpu(200),
+        Workload::Cpu(250),
+    ];
+    let mut behind = Vec::new();
+    for workload in workloads {
+        let setup = Setup { pods: derived(&default.pods, workload), ..default.clone() };
+        let outcomes = run(&setup, &[Policy::Fgd, Policy::Lookahead], &[42, 43, 44]);
+        let mut line = format!("{workload:?}, FGD and lookahead:");
+        for (percent, margin) in [(90, -0.1), (100, -0.1), (130, 0.0)] {
+            let [fgd, lookahead] = [0, 1].map(|policy| outcomes[policy].at(percent).allocated.mean);
+            line += &format!(" {fgd:.2} {lookahead:.2} at {percent} %;");
+            if lookahead < fgd + margin {
+                behind.push(format!("{workload:?} at {percent} %: {lookahead:.2}, FGD {fgd:.2}"));
+            }
+        }
+        eprintln!("{line}");
+    }
+    assert!(behind.is_empty(), "{behind:#?}");
 }

@@ -11,7 +11,7 @@ use gpu_migrate_cluster_tests::{
     wait::{self, Seen},
     workload::{phase_and_why, pod_spec},
 };
-use gpu_migrate_model::names::{Dialect, GANG_NAME, GANG_SIZE, SCHEDULER};
+use gpu_migrate_model::names::{GANG_NAME, GANG_SIZE, SCHEDULER};
 use k8s_openapi::api::{batch::v1::Job, core::v1::Pod, scheduling::v1::PriorityClass};
 use kube::{
     Api, ResourceExt,
