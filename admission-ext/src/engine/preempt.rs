@@ -8,12 +8,17 @@
 //! **What an extender cannot do.** Where the node's sums suffice and no single card does, the dry run finds nobody to evict and
 //! this verb is not called (`default_preemption.go`: no victims, no candidate). The pod waits until a card is free.
 
+use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use gpu_migrate_model::units::CardIndex;
 
 use super::{Engine, Reply};
 use crate::decide::fits_without;
 use crate::metrics::Outcome;
 use crate::state::Cluster;
+use crate::state::node::Placed;
 use crate::state::pod::PodFacts;
 use crate::state::quota::{Asked, QuotaCheck, Used};
 use crate::wire::answer::{self, Kept};
@@ -57,7 +62,7 @@ impl Engine {
 
 /// Whom else to evict on this node so that `pod` fits: nobody, where the proposal suffices; `None` where nothing helps.
 ///
-/// Of those that would do, the less important go, as few as possible.
+/// Of those that would do, the less important go, and of these the ones that are on a card with one of the proposal: so few go.
 fn further_victims(cluster: &Cluster, pod: &PodFacts, proposal: &NodeVictims<'_>) -> Option<Vec<Arc<str>>> {
     let info = cluster.node(proposal.node)?;
     let fits = |further: &[Arc<str>]| {
@@ -77,10 +82,15 @@ fn further_victims(cluster: &Cluster, pod: &PodFacts, proposal: &NodeVictims<'_>
     let evictable = |other: &&Arc<PodFacts>| {
         other.priority < pod.priority && other.uid != pod.uid && !proposal.uids.contains(&&*other.uid)
     };
-    let mut further: Vec<&Arc<PodFacts>> =
-        info.pods.values().map(|placed| &placed.pod).filter(evictable).collect();
-    further.sort_by(|one, other| (other.priority, &one.uid).cmp(&(one.priority, &other.uid)));
-    let mut victims: Vec<Arc<str>> = further.into_iter().map(|pod| Arc::clone(&pod.uid)).collect();
+    let cards = |placed: &Placed| placed.cards.iter().map(|(_, card)| *card).collect::<Vec<_>>();
+    let proposed = proposal.uids.iter().filter_map(|uid| info.pods.get(*uid));
+    let freed: HashSet<CardIndex> = proposed.flat_map(cards).collect();
+    let mut further: Vec<&Placed> = info.pods.values().filter(|placed| evictable(&&placed.pod)).collect();
+    further.sort_by_cached_key(|placed| {
+        let beside = cards(placed).iter().any(|card| freed.contains(card));
+        (Reverse(placed.pod.priority), beside, Arc::clone(&placed.pod.uid))
+    });
+    let mut victims: Vec<Arc<str>> = further.into_iter().map(|placed| Arc::clone(&placed.pod.uid)).collect();
     if !fits(&victims) {
         return None;
     }

@@ -81,6 +81,11 @@ fn victims_on_different_cards_are_completed_to_a_set_that_frees_one() {
     let engine = crate::common::engine(&pair);
     let answer = preempt(&engine, &whole, victims("a", &["x"]));
     assert_eq!(kept(&answer, "a"), ["x", "z"]);
+    // Of those as important as each other, one beside a victim and not two on another card.
+    let half = |name: &str, card: &str| on(name, card, 0);
+    let four = [node("a", 2, 16), on("x", "0", -1), half("p0", "0"), half("q0", "1"), half("q1", "1")];
+    let answer = preempt(&crate::common::engine(&four), &whole, victims("a", &["x"]));
+    assert_eq!(kept(&answer, "a"), ["x", "p0"]);
 }
 
 #[tokio::test]
