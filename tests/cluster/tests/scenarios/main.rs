@@ -104,6 +104,8 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, scheduling::victims_on_different_cards_are_completed),
         scenario!(Bridged, scheduling::a_freed_card_is_kept_for_the_pod_that_is_nominated),
         scenario!(Bridged, scheduling::a_retried_pod_of_a_job_joins_its_gang),
+        scenario!(Bridged, scheduling::a_gang_of_1100_is_bound),
+        scenario!(Bridged, scheduling::gated_pods_in_thousands_cause_no_write),
         scenario!(Bridged, scheduling::a_frozen_extender_names_no_card_after_its_successor),
         scenario!(Bridged, nodes::plugins_are_installed_after_the_driver_and_removed_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_paused_leaders_restart_no_workload_twice),

@@ -147,7 +147,7 @@ pub(crate) async fn bound(cluster: &mut Cluster, namespace: &str, name: &str) ->
 
 /// Deletes a pod without grace. No node agent reports free capacity on these nodes: a pod that the extender refused because its
 /// watch was behind the scheduler's must be requeued by the extender.
-async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
+pub(crate) async fn delete_now(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     let pods = cluster.pods(namespace);
     pods.delete(name, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
     wait::until(&format!("{name} to be gone"), TIMEOUT, || async {

@@ -3,11 +3,14 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
 use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::TIMEOUT,
     configs::NODE,
+    http,
     migration::shared_spec,
+    nodes::FAKE,
     wait::{self, Seen},
     workload::{phase_and_why, pod_spec},
 };
@@ -19,7 +22,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::placement::{bound, check_fake_nodes, chosen, node_of, on};
+use crate::placement::{bound, check_fake_nodes, chosen, delete_now, node_of, on};
 
 /// Creates a pod of this priority. It keeps it, so that its class is there only meanwhile.
 async fn create_with_priority(
@@ -82,9 +85,15 @@ pub(crate) async fn preemption_for_cpu_spares_no_victim(cluster: &mut Cluster) -
     }
     create_with_priority(cluster, &namespace, "urgent", 1000, asking(shared_spec(20, 20), 80)).await?;
     cluster.running(&namespace, "urgent").await?;
-    let left: BTreeSet<String> = pods(cluster, &namespace).await?.iter().map(ResourceExt::name_any).collect();
-    ensure!(left == BTreeSet::from(["other", "urgent"].map(str::to_owned)), "left are {left:?}");
-    Ok(())
+    let all = cluster.pods(&namespace);
+    cluster
+        .until("other and urgent to be left", TIMEOUT, || async {
+            let list = all.list(&ListParams::default()).await?;
+            let left: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
+            ensure!(left.contains("other"), "other was evicted too");
+            Ok(Seen::from_bool(left.len() == 2, || format!("{left:?}")))
+        })
+        .await
 }
 
 /// The two pods that the scheduler evicts are on different cards, and free none. The extender adds one that frees a card together with
@@ -202,8 +211,7 @@ pub(crate) async fn a_frozen_extender_names_no_card_after_its_successor(cluster:
     let ports = [cluster.setup.ports.extender[0], cluster.setup.ports.second_extender[0]];
     cluster.restart_scheduler(Some(ports[0]))?;
     let mut spec = shared_spec(50, 50);
-    let fake =
-        json!({"matchExpressions": [{"key": gpu_migrate_cluster_tests::nodes::FAKE, "operator": "Exists"}]});
+    let fake = json!({"matchExpressions": [{"key": FAKE, "operator": "Exists"}]});
     let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [fake]}});
     spec["affinity"] = json!({"nodeAffinity": required});
     for index in 0..PODS {
@@ -230,4 +238,103 @@ pub(crate) async fn a_frozen_extender_names_no_card_after_its_successor(cluster:
     // What it had in hand it sends now, or not at all.
     wait::throughout("the cards", Duration::from_secs(3), || async { count().await.map(drop) }).await?;
     cluster.one_extender(&[]).context("cannot return to one extender")
+}
+
+/// Creates pods of this metadata and spec, `<prefix>-0…`, many at a time.
+async fn create_many(
+    cluster: &Cluster,
+    namespace: &str,
+    prefix: &str,
+    count: usize,
+    pod: &Value,
+) -> Result<()> {
+    let api = cluster.pods(namespace);
+    let create = |index: usize| {
+        let (api, mut pod) = (api.clone(), pod.clone());
+        pod["metadata"]["name"] = json!(format!("{prefix}-{index}"));
+        async move {
+            let pod: Pod = serde_json::from_value(pod)?;
+            api.create(&PostParams::default(), &pod).await.map(drop).map_err(anyhow::Error::from)
+        }
+    };
+    stream::iter((0..count).map(create)).buffer_unordered(32).try_collect().await
+}
+
+/// Deletes the namespace's pods outright, in one request.
+async fn delete_all(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods(namespace).delete_collection(&now, &ListParams::default()).await?;
+    Ok(())
+}
+
+/// More binds are held than there were ever connections by default, and the scheduler's other calls are answered meanwhile.
+pub(crate) async fn a_gang_of_1100_is_bound(cluster: &mut Cluster) -> Result<()> {
+    const SIZE: usize = 1_100;
+    let nodes = cluster.fake_nodes(14).await?;
+    let namespace = cluster.namespace("large-gang", &[]).await?;
+    // As long as the scheduler waits for a bind, less what two calls of the API server may take.
+    cluster.one_extender(&[("gang-timeout", "25"), ("api-timeout", "2")])?;
+    let mut spec = shared_spec(10, 10);
+    let names = json!({"key": FAKE, "operator": "In", "values": nodes.names()});
+    let required = json!({"nodeSelectorTerms": [{"matchExpressions": [names]}]});
+    spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+    let annotations = json!({GANG_NAME: "large", GANG_SIZE: SIZE.to_string()});
+    let member = json!({"metadata": {"annotations": annotations}, "spec": spec});
+    create_many(cluster, &namespace, "large", SIZE, &member).await?;
+    let all = cluster.pods(&namespace);
+    let unbound = ListParams::default().fields("spec.nodeName=").limit(1);
+    cluster
+        .until("all members to be bound", 2 * TIMEOUT, || async {
+            let left = all.list(&unbound).await?.items;
+            Ok(Seen::from_bool(left.is_empty(), || phase_and_why(left.first())))
+        })
+        .await?;
+    let bound = check_fake_nodes(&all.list(&ListParams::default()).await?.items)?;
+    ensure!(bound == SIZE, "{bound} of {SIZE} are bound");
+    delete_all(cluster, &namespace).await?;
+    cluster.one_extender(&[])
+}
+
+/// Capacity that is freed makes the extender write nothing for pods that another controller's gate keeps out of the queue.
+pub(crate) async fn gated_pods_in_thousands_cause_no_write(cluster: &mut Cluster) -> Result<()> {
+    const PODS: usize = 5_000;
+    let nodes = cluster.fake_nodes(1).await?;
+    let namespace = cluster.namespace("gated", &[]).await?;
+    let spec = on(&nodes.names()[0], shared_spec(100, 100));
+    for index in 0..8 {
+        cluster.create_pod(&namespace, &format!("holder-{index}"), spec.clone()).await?;
+        bound(cluster, &namespace, &format!("holder-{index}")).await?;
+    }
+    let mut gated = json!({"metadata": {}, "spec": spec});
+    gated["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]);
+    create_many(cluster, &namespace, "gated", PODS, &gated).await?;
+    let port = cluster.setup.ports.extender[1];
+    let value = |name: &'static str| async move {
+        let text = http::get(port, "/metrics").await?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.trim().parse::<usize>().ok()).with_context(|| format!("no {name}"))
+    };
+    cluster
+        .until("the extender to know all pods", TIMEOUT, || async {
+            let known = value("gpu_migrate_extender_pods").await?;
+            Ok(Seen::from_bool(known >= PODS + 8, || format!("{known}")))
+        })
+        .await?;
+    let before = value("gpu_migrate_extender_requeues_total").await?;
+    for index in 0..8 {
+        delete_now(cluster, &namespace, &format!("holder-{index}")).await?;
+    }
+    cluster
+        .until("the extender to see the holders gone", TIMEOUT, || async {
+            let known = value("gpu_migrate_extender_pods").await?;
+            Ok(Seen::from_bool(known <= PODS, || format!("{known}")))
+        })
+        .await?;
+    wait::throughout("the number of written annotations", Duration::from_secs(2), || async {
+        let now = value("gpu_migrate_extender_requeues_total").await?;
+        ensure!(now == before, "{} nodes were annotated", now - before);
+        Ok(())
+    })
+    .await?;
+    delete_all(cluster, &namespace).await
 }
