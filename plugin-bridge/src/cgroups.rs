@@ -10,8 +10,8 @@ use crate::platform::Cgroups;
 
 /// How deep below the root of a hierarchy pods are looked for: `kubelet.slice/kubelet-kubepods.slice/…-burstable.slice/…-pod….slice`.
 const DEPTH: usize = 5;
-/// Hierarchies of cgroup v1 that kubelets manage, any of which will do.
-const V1_CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu,cpuacct"];
+/// The hierarchy of cgroup v1 that is read: kubelets manage it, and it counts tasks.
+const V1_CONTROLLER: &str = "pids";
 
 /// The host's cgroups below a mount point, of version 1 or 2.
 #[derive(Debug)]
@@ -22,8 +22,8 @@ pub struct PodCgroups {
 impl PodCgroups {
     #[must_use]
     pub fn new(mount: PathBuf) -> Self {
-        let mut v1 = V1_CONTROLLERS.iter().map(|controller| mount.join(controller));
-        Self { root: v1.find(|folder| folder.is_dir()).unwrap_or(mount) }
+        let v1 = mount.join(V1_CONTROLLER);
+        Self { root: if v1.is_dir() { v1 } else { mount } }
     }
 }
 
@@ -61,7 +61,7 @@ fn folders(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
 }
 
 /// `pod<UID>`, or `…-pod<UID>.slice` with underscores.
-fn pod_uid(name: &str) -> Option<String> {
+pub(crate) fn pod_uid(name: &str) -> Option<String> {
     match name.strip_suffix(".slice") {
         Some(slice) => Some(slice.rsplit_once("-pod")?.1.replace('_', "-")),
         None => name.strip_prefix("pod").filter(|uid| !uid.is_empty()).map(str::to_owned),
@@ -69,29 +69,38 @@ fn pod_uid(name: &str) -> Option<String> {
 }
 
 /// Whether a process is in this cgroup or in one below. What cannot be read counts as one, unless it is gone.
+///
+/// By `populated` of version 2 and the number of tasks of version 1. `cgroup.procs` of version 1 leaves out the processes that the
+/// reader's PID namespace does not have: to an agent in a namespace of its own every pod would be empty.
 fn has_processes(cgroup: &Path) -> bool {
-    match std::fs::read_to_string(cgroup.join("cgroup.procs")) {
-        Ok(text) if text.trim().is_empty() => {}
-        Ok(_) => return true,
-        Err(error) => return error.kind() != std::io::ErrorKind::NotFound,
+    for (file, nobody) in [("cgroup.events", "populated 0"), ("pids.current", "0")] {
+        match std::fs::read_to_string(cgroup.join(file)) {
+            Ok(text) => return !text.lines().any(|line| line == nobody),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(_) => return true,
+        }
     }
-    folders(cgroup).any(|(_, path)| has_processes(&path))
+    false
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cgroup(root: &Path, path: &str, processes: &str) {
+    /// A cgroup of version 2, of 1 below `pids`, with so many tasks in it or below.
+    fn cgroup(root: &Path, path: &str, tasks: u32) {
         let folder = root.join(path);
         std::fs::create_dir_all(&folder).unwrap();
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(root)) {
-            let procs = folder.join("cgroup.procs");
-            if !procs.exists() {
-                std::fs::write(procs, "").unwrap();
-            }
+            // The kernel's text in a PID namespace that has none of them.
+            std::fs::write(folder.join("cgroup.procs"), "").unwrap();
+            let (file, text) = if path.starts_with("pids") {
+                ("pids.current", format!("{tasks}\n"))
+            } else {
+                ("cgroup.events", format!("populated {}\nfrozen 0\n", u32::from(tasks > 0)))
+            };
+            std::fs::write(folder.join(file), text).unwrap();
         }
-        std::fs::write(folder.join("cgroup.procs"), processes).unwrap();
     }
 
     fn populated(root: &Path) -> Option<Vec<String>> {
@@ -108,7 +117,7 @@ mod tests {
                 "aaaa-1",
             ),
             ("kubepods/burstable/podaaaa-1/1", "kubepods/podbbbb-2", "aaaa-1"),
-            ("memory/kubepods/podaaaa-1/1", "memory/kubepods/podbbbb-2/1", "aaaa-1"),
+            ("pids/kubepods/burstable/podaaaa-1/1", "pids/kubepods/podbbbb-2/1", "aaaa-1"),
             (
                 "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podaaaa_1.slice/1",
                 "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podbbbb_2.slice/1",
@@ -117,18 +126,44 @@ mod tests {
         ] {
             let root = tempfile::tempdir().unwrap();
             assert_eq!(populated(root.path()), None, "no kubelet has cgroups here");
-            cgroup(root.path(), idle, "");
+            cgroup(root.path(), idle, 0);
             assert_eq!(populated(root.path()), Some(vec![]), "{idle}");
-            cgroup(root.path(), container, "7\n8\n");
+            cgroup(root.path(), container, 2);
             assert_eq!(populated(root.path()), Some(vec![uid.to_owned()]), "{container}");
         }
     }
 
     #[test]
+    fn a_real_cgroup_has_its_process_where_this_machine_lets_a_test_make_one() {
+        let mounts = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let mut tried = 0;
+        for mount in mounts.into_iter().filter(|mount| mount.join("cgroup.procs").exists()) {
+            let folder = mount.join(format!("gpu-migrate-test-{}", std::process::id()));
+            if std::fs::create_dir(&folder).is_err() {
+                continue;
+            }
+            assert!(!has_processes(&folder));
+            let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            let moved = std::fs::write(folder.join("cgroup.procs"), process.id().to_string());
+            let counted = has_processes(&folder);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            if moved.is_ok() {
+                assert!(counted, "{}", folder.display());
+                tried += 1;
+            }
+            if std::fs::remove_dir(&folder).is_ok() {
+                assert!(!has_processes(&folder), "it is gone");
+            }
+        }
+        eprintln!("{tried} hierarchies of this machine");
+    }
+
+    #[test]
     fn cgroups_of_others_are_no_pods() {
         let root = tempfile::tempdir().unwrap();
-        cgroup(root.path(), "system.slice/podman.service", "7\n");
-        cgroup(root.path(), "machine.slice/machine-pod1.slice", "7\n");
+        cgroup(root.path(), "system.slice/podman.service", 1);
+        cgroup(root.path(), "machine.slice/machine-pod1.slice", 1);
         assert_eq!(populated(root.path()), None);
     }
 }
