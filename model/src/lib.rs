@@ -19,4 +19,5 @@ pub mod quantity;
 pub mod score;
 pub mod topology;
 pub mod units;
+pub mod usage;
 pub mod view;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use gpu_migrate_model::card::Health;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::units::CardIndex;
+use gpu_migrate_model::usage;
 use gpu_migrate_runtime::client::{self, ConnectError};
 use gpu_migrate_runtime::tasks::TaskEnded;
 use gpu_migrate_runtime::{Tasks, admin};
@@ -410,7 +411,10 @@ fn pages(
     let (of_cards, upstreams) = (node.clone(), upstreams.clone());
     let cards =
         async move || axum::Json(publish::status(&of_cards, &upstreams, &static_status, &drift.borrow()));
-    admin::router(node.metrics.registry(), ready).route("/cards", axum::routing::get(cards))
+    let usage = node.metrics.usage.clone();
+    admin::router(node.metrics.registry(), ready)
+        .route("/cards", axum::routing::get(cards))
+        .route(usage::PATH, axum::routing::get(async move || axum::Json(usage.report())))
 }
 
 #[cfg(test)]

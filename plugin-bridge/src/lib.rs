@@ -20,3 +20,4 @@ pub mod plugins;
 pub mod proto;
 pub mod record;
 pub mod uninstall;
+pub mod usage;

@@ -13,6 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::usage::Usage;
+
 /// Seconds: 100 µs to 3 s.
 const BUCKETS: [f64; 13] =
     [0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0];
@@ -59,6 +61,8 @@ pub struct Metrics {
     drift: Family<CardLabel, Gauge>,
     failed_pods_deleted: Counter,
     publish_failures: Counter,
+    /// What containers use of the cards.
+    pub usage: Arc<Usage>,
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
 }
@@ -79,6 +83,7 @@ impl Default for Metrics {
             drift: Family::default(),
             failed_pods_deleted: Counter::default(),
             publish_failures: Counter::default(),
+            usage: Arc::default(),
             skipped_objects: SkippedObjects::default(),
         };
         let mut registry = Registry::with_prefix("gpu_migrate_node_agent");
@@ -127,6 +132,7 @@ impl Metrics {
         );
         r.register("publish_failures", "Failed writes to the API server", self.publish_failures.clone());
         self.skipped_objects.register(r);
+        self.usage.register(r);
         r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }
 

@@ -213,6 +213,7 @@ impl Node {
             read: Mutex::new(None),
             platform,
         });
+        node.metrics.usage.set_node(&node);
         node.read_checkpoint();
         node
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use gpu_migrate_plugin_bridge::inventory::nvml_process::{
     CardReport, Event, Found, Limits, Message, NvmlProcess, Report,
 };
+use gpu_migrate_plugin_bridge::usage::owner::Owner;
 use tempfile::TempDir;
 
 /// The library, and the folder of its faults, which is read by processes that are started from here.
@@ -161,4 +162,47 @@ async fn without_a_library_the_error_says_so() {
     let library = Some(folder.path().join("libnvidia-ml.so.1"));
     let error = NvmlProcess::new(program, library, Limits::default()).first_inventory().await.unwrap_err();
     assert!(error.to_string().starts_with("NVML: ") && error.to_string().contains("--inventory"), "{error}");
+}
+
+/// Processes in cgroups like those that a kubelet makes, where this machine lets a test make some.
+#[tokio::test]
+async fn what_processes_use_is_sampled_with_their_pod_and_container() {
+    const POD: &str = "6f5ac6d6-9d3a-4c38-8d0f-2f4b1b7f8e11";
+    const ID: &str = "3b1f0c9d8e7a6b5c4d3e2f1a0b9c8d7e6f5a4b3c2d1e0f9a8b7c6d5e4f3a2b1c";
+    let stand_in = StandIn::new();
+    let mut sleeping = Command::new("sleep").arg("600").spawn().unwrap();
+    let mounts = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+    let top = mounts.map(|mount| mount.join(format!("gpu-migrate-nvml-{}", std::process::id())));
+    let entered = top.iter().find(|top| {
+        let folder = top.join(format!("kubepods/pod{POD}/{ID}"));
+        std::fs::create_dir_all(&folder).is_ok()
+            && std::fs::write(folder.join("cgroup.procs"), sleeping.id().to_string()).is_ok()
+    });
+    let in_pod = entered.map(|_| Owner { pod_uid: POD.into(), container_id: ID.into() });
+    let text = format!("{} 512 30\n{} 256 5\n", sleeping.id(), std::process::id());
+    std::fs::write(stand_in.folder.path().join("process-1"), text).unwrap();
+
+    let mut process = stand_in.process();
+    let first = round(&mut process).await;
+    sleeping.kill().unwrap();
+    sleeping.wait().unwrap();
+    for folder in top.iter().flat_map(|top| {
+        [format!("kubepods/pod{POD}/{ID}"), format!("kubepods/pod{POD}"), "kubepods".into(), String::new()]
+            .map(|below| top.join(below))
+    }) {
+        let _ = std::fs::remove_dir(folder);
+    }
+    let sample = |card: usize| first[card].sample.clone().unwrap();
+    let idle = sample(0);
+    assert_eq!((idle.utilization_percent, idle.memory_used_bytes), (Some(0), Some(0)));
+    assert_eq!((idle.power_milliwatts, idle.temperature_celsius), (Some(62_500), Some(31)));
+    assert_eq!(idle.processes, Some(vec![]));
+    let busy = sample(1);
+    assert_eq!((busy.utilization_percent, busy.memory_used_bytes), (Some(35), Some(768 << 20)));
+    let processes = busy.processes.unwrap();
+    let of = |pid: u32| processes.iter().find(|process| process.pid == pid).unwrap();
+    let theirs = of(sleeping.id());
+    assert_eq!((theirs.memory_bytes, theirs.utilization_percent), (Some(512 << 20), Some(30)));
+    assert_eq!(theirs.owner, in_pod);
+    assert_eq!((of(std::process::id()).owner.clone(), processes.len()), (None, 2), "the test is in no pod");
 }

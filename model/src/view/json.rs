@@ -316,7 +316,7 @@ macro_rules! already_owned {
         }
     )*};
 }
-already_owned!(bool, i32, i64, IgnoredAny, super::ContainerStatusView);
+already_owned!(bool, i32, i64, IgnoredAny, super::ContainerStateView);
 
 /// [`IntoOwned`] for a struct of one lifetime, field by field.
 #[macro_export]

@@ -138,11 +138,11 @@ pub struct StatusView<'a> {
     #[serde(borrow)]
     pub conditions: Option<Vec<ConditionView<'a>>>,
     /// Of app containers.
-    #[serde(rename = "containerStatuses")]
-    pub containers: Option<Vec<ContainerStatusView>>,
+    #[serde(borrow, rename = "containerStatuses")]
+    pub containers: Option<Vec<ContainerStatusView<'a>>>,
     /// Of init containers and sidecars.
-    #[serde(rename = "initContainerStatuses")]
-    pub init_containers: Option<Vec<ContainerStatusView>>,
+    #[serde(borrow, rename = "initContainerStatuses")]
+    pub init_containers: Option<Vec<ContainerStatusView<'a>>>,
 }
 
 /// A condition of a pod.
@@ -163,17 +163,23 @@ pub struct ConditionView<'a> {
     pub message: Option<Text<'a>>,
 }
 
-impl StatusView<'_> {
+impl<'a> StatusView<'a> {
     /// Of containers of all kinds.
-    pub fn all_containers(&self) -> impl Iterator<Item = &ContainerStatusView> {
+    pub fn all_containers(&self) -> impl Iterator<Item = &ContainerStatusView<'a>> {
         self.init_containers.iter().chain(&self.containers).flatten()
     }
 }
 
 /// Status of a container, as the kubelet has last reported it.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ContainerStatusView {
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatusView<'a> {
+    /// As in the spec.
+    #[serde(borrow)]
+    pub name: Text<'a>,
+    /// `containerd://…`, `cri-o://…`; empty before it was created.
+    #[serde(borrow, rename = "containerID")]
+    pub container_id: Text<'a>,
     /// What it does now.
     pub state: ContainerStateView,
 }
@@ -408,6 +414,7 @@ into_owned!(SpecView {
 });
 into_owned!(GateView { name });
 into_owned!(StatusView { phase, reason, nominated_node_name, conditions, containers, init_containers });
+into_owned!(ContainerStatusView { name, container_id, state });
 into_owned!(ConditionView { type_, status, reason, message });
 into_owned!(ContainerView { name, restart_policy, resources, env, env_from });
 into_owned!(ResourcesView { limits, requests, claims });

@@ -72,6 +72,12 @@ pub fn view(pod: &view::PodView<'_>, dialect: &Dialect) -> PodView {
                 ask,
             })
             .collect(),
+        container_ids: pod
+            .status
+            .all_containers()
+            .filter_map(|status| Some((status.container_id.split_once("://")?.1, &status.name)))
+            .map(|(id, name)| (id.to_owned(), name.to_string()))
+            .collect(),
         annotations,
     }
 }

@@ -62,6 +62,8 @@ pub struct PodView {
     pub order: u64,
     /// Init containers and sidecars in order, then app containers.
     pub containers: Vec<ContainerView>,
+    /// Names of its containers by the runtime's IDs, as far as the kubelet has reported them.
+    pub container_ids: BTreeMap<String, String>,
     /// Annotations of ours and gpu-manager's.
     pub annotations: BTreeMap<String, String>,
 }

@@ -209,9 +209,15 @@ async fn follow_nvml(
                 by_index = self::by_index(&found).into_iter().chain(by_index).collect();
             }
             Report::Said(Message::Event { uuid, event }) => {
+                if let Event::Xid(xid) = event {
+                    node.metrics.usage.count_xid(uuid.as_deref(), xid);
+                }
                 record_event(&mut monitor, uuid.as_deref(), event, now);
             }
             Report::Said(Message::Card(card)) => {
+                if let Some(sample) = &card.sample {
+                    node.metrics.usage.observe(&card.uuid, sample.clone(), now);
+                }
                 let at = first.cards.iter().position(|(_, known)| known.uuid == card.uuid);
                 let before = at.and_then(|at| first.shape(at));
                 if let (Some(shape), Some(before)) = (&card.shape, before)

@@ -7,6 +7,7 @@ pub mod file;
 pub mod health;
 pub mod nvml;
 pub mod nvml_process;
+mod nvml_sample;
 
 use std::collections::BTreeMap;
 

@@ -18,6 +18,7 @@ use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_
 use nvml_wrapper::{Device, EventSet, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
 use super::nvml_process::{CardReport, Event, Found, Message, Shape};
+use super::nvml_sample::{Sampler, computing};
 use super::{Inventory, by_numa};
 
 /// How long one wait for events lasts; after each, every card is asked about.
@@ -54,6 +55,7 @@ pub fn follow(nvml: &Nvml, left_out: &[u32], say: Say<'_>) -> io::Result<()> {
     let all_answered_at_first = cards.len() == count as usize;
     let mut events = subscribe(nvml, &cards, say)?;
     let mut with_a_lost_card = 0;
+    let mut sampler = Sampler::new();
     loop {
         say_event(&mut events, say)?;
         if events.is_none() {
@@ -62,7 +64,7 @@ pub fn follow(nvml: &Nvml, left_out: &[u32], say: Say<'_>) -> io::Result<()> {
         let mut lost = !all_answered_at_first;
         for (index, uuid) in &cards {
             say(Message::Asking(*index))?;
-            let report = ask(nvml, uuid);
+            let report = ask(nvml, uuid, &mut sampler);
             lost |= report.shape.is_none();
             say(Message::Card(report))?;
         }
@@ -139,7 +141,7 @@ fn mig(device: &Device<'_>) -> Result<(bool, Vec<String>), NvmlError> {
     Ok((on, found))
 }
 
-fn ask(nvml: &Nvml, uuid: &str) -> CardReport {
+fn ask(nvml: &Nvml, uuid: &str, sampler: &mut Sampler) -> CardReport {
     let uuid = uuid.to_owned();
     let asked = nvml.device_by_uuid(uuid.as_str()).and_then(|device| {
         let (mig, mig_devices) = mig(&device)?;
@@ -149,12 +151,13 @@ fn ask(nvml: &Nvml, uuid: &str) -> CardReport {
         Ok(asked) => asked,
         Err(error) => return CardReport { uuid, fault: Some(error.to_string()), ..CardReport::default() },
     };
-    let processes = device.running_compute_processes().ok();
+    let processes = computing(&device);
     CardReport {
-        uuid,
         fault: memory_fault_of(&device).map(str::to_owned),
+        sample: Some(sampler.sample(&uuid, &device, processes.as_deref())),
         processes: processes.map(|all| all.iter().map(|process| process.pid).collect()),
         shape: Some(shape),
+        uuid,
     }
 }
 

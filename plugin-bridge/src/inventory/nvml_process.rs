@@ -23,6 +23,7 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::Instant;
 
 use super::{Inventory, InventoryError, nvml};
+use crate::usage::CardSample;
 
 /// First argument of the process.
 const ARGUMENT: &str = "nvml";
@@ -77,6 +78,9 @@ pub struct CardReport {
     /// PIDs of the processes that compute on it, where NVML says so.
     pub processes: Option<Vec<u32>>,
     pub shape: Option<Shape>,
+    /// Where it answered.
+    #[serde(default)]
+    pub sample: Option<CardSample>,
 }
 
 /// What of a card can change while it is there.

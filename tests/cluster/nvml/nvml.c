@@ -10,8 +10,9 @@
 //                              DIR/absent-<i> hides it from processes that start then, and those
 //                              behind it have the next lower minor number; while DIR/hang-<i> is there no call for
 //                              it returns; DIR/mig-<i> switches MIG on; DIR/no-events-<i> refuses its events;
-//                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> holds
-//                              the number of a process that computes on it.
+//                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> has a
+//                              line `PID [MIB [PERCENT]]` for each process that computes on it, with the memory that it uses (1 MiB)
+//                              and how busy it keeps the card (0); a card's use is the sum of theirs.
 //
 // Build: cc -shared -fPIC -O2 -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c
 
@@ -57,6 +58,11 @@ typedef struct {
   unsigned long long usedGpuMemory;
   unsigned gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
+typedef struct {
+  unsigned pid;
+  unsigned long long timeStamp;
+  unsigned smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
 
 static card cards[MAX_CARDS];
 static int card_count;
@@ -183,18 +189,50 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int n, nvmlFieldValue_t *v
   return SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *processes) {
-  char path[512];
-  unsigned pid = 0, room = *n;
-  WITH(d);
+typedef struct { unsigned pid, percent; unsigned long long bytes; } process;
+enum { MAX_PROCESSES = 64 };
+
+static unsigned processes_of(nvmlDevice_t d, process found[MAX_PROCESSES]) {
+  char path[512], line[128];
+  unsigned n = 0;
   FILE *file = state_file(path, sizeof path, "process", d->index) ? fopen(path, "r") : NULL;
-  if (file) {
-    if (fscanf(file, "%u", &pid) != 1) pid = 0;
-    fclose(file);
+  if (!file) return 0;
+  while (n < MAX_PROCESSES && fgets(line, sizeof line, file)) {
+    unsigned pid = 0, mib = 1, percent = 0;
+    if (sscanf(line, "%u %u %u", &pid, &mib, &percent) >= 1 && pid) found[n++] = (process){pid, percent, (unsigned long long)mib << 20};
   }
-  *n = pid ? 1 : 0;
+  fclose(file);
+  return n;
+}
+
+static unsigned long long used_bytes(nvmlDevice_t d) {
+  process found[MAX_PROCESSES];
+  unsigned long long sum = 0;
+  for (unsigned i = 0, n = processes_of(d, found); i < n; i++) sum += found[i].bytes;
+  return sum;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *processes) {
+  process found[MAX_PROCESSES];
+  unsigned room = *n;
+  WITH(d);
+  *n = processes_of(d, found);
   if (*n > room) return INSUFFICIENT_SIZE;
-  if (pid) processes[0] = (nvmlProcessInfo_t){pid, 1 << 20, ~0u, ~0u};
+  for (unsigned i = 0; i < *n; i++) processes[i] = (nvmlProcessInfo_t){found[i].pid, found[i].bytes, ~0u, ~0u};
+  return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizationSample_t *samples, unsigned *n, unsigned long long since) {
+  process found[MAX_PROCESSES];
+  struct timespec now;
+  unsigned room = *n;
+  WITH(d);
+  clock_gettime(CLOCK_REALTIME, &now);
+  unsigned long long at = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+  *n = at > since ? processes_of(d, found) : 0;
+  if (*n == 0) return NOT_FOUND;
+  if (*n > room || !samples) return INSUFFICIENT_SIZE;
+  for (unsigned i = 0; i < *n; i++) samples[i] = (nvmlProcessUtilizationSample_t){found[i].pid, at, found[i].percent, 0, 0, 0};
   return SUCCESS;
 }
 
@@ -209,12 +247,14 @@ nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t d, unsigned *v) { WITH(d); *
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *a, int *b) { WITH(d); *a = 8; *b = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m) {
   WITH(d);
-  *m = (nvmlMemory_t){MEMORY_BYTES, MEMORY_BYTES, 0};
+  unsigned long long used = used_bytes(d);
+  *m = (nvmlMemory_t){MEMORY_BYTES, MEMORY_BYTES - used, used};
   return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m) {
   WITH(d);
-  *m = (nvmlMemory_v2_t){m->version, MEMORY_BYTES, 0, MEMORY_BYTES, 0};
+  unsigned long long used = used_bytes(d);
+  *m = (nvmlMemory_v2_t){m->version, MEMORY_BYTES, 0, MEMORY_BYTES - used, used};
   return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *now, unsigned *pending) {
@@ -226,7 +266,16 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *now, unsigned *pendi
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n) { WITH(d); *n = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t d, unsigned *is) { WITH(d); *is = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t d, unsigned *v) { WITH(d); *v = d->index / 4; return SUCCESS; }
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u) { WITH(d); *u = (nvmlUtilization_t){0, 0}; return SUCCESS; }
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u) {
+  process found[MAX_PROCESSES];
+  unsigned sum = 0;
+  WITH(d);
+  for (unsigned i = 0, n = processes_of(d, found); i < n; i++) sum += found[i].percent;
+  *u = (nvmlUtilization_t){sum > 100 ? 100 : sum, 0};
+  return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned *milliwatts) { WITH(d); *milliwatts = 62500; return SUCCESS; }
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, int sensor, unsigned *celsius) { (void)sensor; WITH(d); *celsius = 31; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *p) { (void)p; WITH(d); *n = 0; return SUCCESS; }
 nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t d, void *m) { (void)m; WITH(d); return NOT_SUPPORTED; }
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t d, void *f) { (void)f; WITH(d); return NOT_SUPPORTED; }
