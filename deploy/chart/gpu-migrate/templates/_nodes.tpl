@@ -37,8 +37,14 @@ spec:
       # Exceptions to the restricted standard, and why:
       #   root     the kubelet's directories belong to root; no capability is needed
       #   hostPath the kubelet's device-plugin and pod-resources directories are its interface
+      {{- if $v.hostPID }}
+      #   hostPID  NVML lists the processes of its caller's PID namespace alone
+      {{- end }}
       {{- if ne .isolation "none" }}
       #   hostPath the isolation's libraries and sockets are given to containers from the host
+      {{- end }}
+      {{- if $v.hostPID }}
+      hostPID: true
       {{- end }}
       securityContext:
         runAsUser: 0
