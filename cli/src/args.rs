@@ -56,7 +56,9 @@ pub enum Command {
     Preflight(LookArgs),
     /// Show cards and their holders by node, and the progress of each project.
     Status(StatusArgs),
-    /// Show usage, holders and pending pods; refreshes on a terminal.
+    /// Show what was requested and what is used, holders and pending pods; refreshes on a terminal.
+    ///
+    /// What is used is asked of the node agents, through the API server: that needs `get` on `pods/proxy` in their namespace.
     Top(TopArgs),
     /// Start, pause, resume or roll back the migration of a project.
     Rollout(RolloutArgs),
@@ -211,12 +213,42 @@ pub struct StatusArgs {
     pub look: LookArgs,
 }
 
+/// What a line of `top` is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum TopBy {
+    /// A container.
+    #[default]
+    Container,
+    /// A project: all containers of its pods.
+    Project,
+}
+
+/// The order of `top`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum TopSort {
+    /// Most cores requested.
+    #[default]
+    Cores,
+    /// Most of the cards kept busy.
+    Used,
+    /// Most memory of the cards used.
+    Memory,
+    /// Most cores requested and not kept busy: who could be given less.
+    Unused,
+}
+
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --once --limit 50\n  gpu-migrate top -o json"
+    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --by project\n  gpu-migrate top --once --sort unused --limit 50\n  gpu-migrate top -o json"
 )]
 pub struct TopArgs {
+    /// What a line of the second table is.
+    #[arg(long, value_enum, default_value_t)]
+    pub by: TopBy,
+    /// What comes first in it.
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: TopSort,
     /// Seconds between two refreshes.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,

@@ -13,6 +13,7 @@ pub mod snapshot;
 pub mod status;
 pub(crate) mod top;
 mod uninstall;
+mod usage;
 pub mod verify;
 
 pub(crate) use change::{cordon_card, rollout};
