@@ -22,6 +22,18 @@ fn first_strings(source: &str, function: &str) -> Vec<String> {
         .collect()
 }
 
+/// The first string in each call of `function`, which may follow an argument that is a name.
+fn first_arguments(source: &str, function: &str) -> Vec<String> {
+    let calls = source.split(function).skip(1);
+    let string = |call: &str| {
+        let call = call.trim_start();
+        let call =
+            call.strip_prefix('"').or_else(|| call.split_once(',')?.1.trim_start().strip_prefix('"'))?;
+        call.split('"').next().map(str::to_owned)
+    };
+    calls.filter_map(string).collect()
+}
+
 /// Every series that the programs may export: read from what they register, since an unused family is not shown.
 fn registered() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
@@ -45,6 +57,13 @@ fn registered() -> BTreeSet<String> {
             }
         }
     }
+    // What containers use is collected when it is asked for.
+    let names = text("plugin-bridge/src/usage/export.rs");
+    let of_use =
+        ["family(", ".encode_descriptor("].into_iter().flat_map(|function| first_arguments(&names, function));
+    all.extend(
+        of_use.flat_map(|name| ["", "_total"].map(|end| format!("gpu_migrate_node_agent_{name}{end}"))),
+    );
     // The certificates' collector names its metrics itself; the webhook has it.
     let certs = text("certs/src/certs.rs");
     for (name, end) in [
@@ -153,6 +172,7 @@ fn label_values_are_words_of_the_programs() {
         "admission-ext/src/metrics.rs",
         "plugin-bridge/src/metrics.rs",
         "operator/src/migrations.rs",
+        "model/src/usage.rs",
     ]
     .map(text)
     .join("\n");
@@ -171,5 +191,50 @@ fn label_values_are_words_of_the_programs() {
                 assert!(known, "{value}: {expression}");
             }
         }
+    }
+}
+
+/// The sources of a program, without its tests.
+fn sources(folder: &Path, found: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        if path.is_dir() && name != "tests" {
+            sources(&path, found);
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            let text = std::fs::read_to_string(&path).unwrap();
+            found.push_str(text.split("#[cfg(test)]\nmod tests").next().unwrap());
+        }
+    }
+}
+
+/// Users search for the reasons of Events, and filter by them.
+#[test]
+fn every_reason_of_an_event_is_explained_in_the_runbook_and_no_other() {
+    let mut reasons = BTreeSet::new();
+    for (program, calls) in [
+        ("plugin-bridge", &["NodeEvent::warning(", "NodeEvent::normal(", "Deletion {\n    reason: "][..]),
+        ("admission-ext", &["api.warn(&pod, "]),
+        ("operator", &["self.event = Some((", "let reason = if "]),
+    ] {
+        let mut text = String::new();
+        sources(&root().join(program).join("src"), &mut text);
+        for call in calls {
+            let found = if *call == "let reason = if " {
+                // One of two.
+                let lines = text.split(call).skip(1).map(|rest| rest.split(';').next().unwrap());
+                lines.flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned)).collect()
+            } else {
+                first_strings(&text, call)
+            };
+            assert!(!found.is_empty(), "{program}: no {call}");
+            reasons.extend(found);
+        }
+    }
+    reasons.retain(|reason| reason.starts_with(|first: char| first.is_ascii_uppercase()));
+    for runbook in ["deploy/RUNBOOK.md", "deploy/RUNBOOK.zh-CN.md"] {
+        let text = text(runbook);
+        let table = text.split("\n| reason |").nth(1).unwrap().split("\n\n").next().unwrap();
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        assert_eq!(rows.map(str::to_owned).collect::<BTreeSet<_>>(), reasons, "{runbook}");
     }
 }

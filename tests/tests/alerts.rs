@@ -37,6 +37,12 @@ const IDLE: &[(&str, &str)] = &[
     ("gpu_migrate_node_agent_cards{node='n',state='Disputed'}", "0x60"),
     ("gpu_migrate_node_agent_cards{node='n',state='Unhealthy'}", "0x60"),
     ("gpu_migrate_node_agent_checkpoint_reads_total{node='n',result='unreadable'}", "2x60"),
+    (
+        "gpu_migrate_node_agent_container_memory_requested_bytes{node='n',UUID='u',pod='p',kind='shared'}",
+        "10x60",
+    ),
+    ("gpu_migrate_node_agent_container_memory_used_bytes{node='n',UUID='u',pod='p',kind='shared'}", "10x60"),
+    ("gpu_migrate_node_agent_container_processes{node='n',UUID='u',pod='p',kind='shared'}", "1x60"),
     ("gpu_migrate_node_agent_drift{node='n',gpu='0'}", "0x60"),
     ("gpu_migrate_node_agent_publish_failures_total{node='n'}", "2x60"),
     ("gpu_migrate_node_agent_registrations_taken_back_total{node='n'}", "2x60"),
@@ -66,6 +72,19 @@ const CASES: &[(&str, &str, &str)] = &[
     ("GpuMigrateLedgerDrift", "gpu_migrate_node_agent_drift", "0x20 1x6 0x34"),
     ("", "gpu_migrate_node_agent_drift", "0x20 1x2 0x38"),
     ("GpuMigrateCardsDown", "gpu_migrate_node_agent_cards{node='n',state='Unhealthy'}", "0x20 3x6 0x34"),
+    (
+        "GpuMigrateUnknownProcess",
+        "gpu_migrate_node_agent_container_processes{node='n',UUID='u',pod='q',kind='none'}",
+        "_x20 1x12 _x28",
+    ),
+    // A container that starts is named a moment later.
+    (
+        "",
+        "gpu_migrate_node_agent_container_processes{node='n',UUID='u',pod='q',kind='none'}",
+        "_x20 1x5 _x35",
+    ),
+    ("GpuMigrateShareExceeded", "gpu_migrate_node_agent_container_memory_used_bytes", "10x20 12x12 10x28"),
+    ("", "gpu_migrate_node_agent_container_memory_used_bytes", "10x20 12x5 10x35"),
     ("GpuMigrateAllocateRefused", "gpu_migrate_node_agent_allocations_total", "0x20 5x40"),
     ("GpuMigrateSubstitutions", "gpu_migrate_node_agent_substitutions_total", "0x20 7x40"),
     ("GpuMigrateRegistrationTakenBack", "gpu_migrate_node_agent_registrations_taken_back_total", "0x20 1x40"),
