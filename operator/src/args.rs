@@ -22,6 +22,13 @@ pub struct Args {
     /// Address of /livez, /readyz and /metrics (HTTP); empty for none.
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9405")]
     pub metrics_bind: String,
+    /// Address of the status page (HTTP); empty for none. Plain, and with tokens of users: keep it on loopback, for `kubectl port-forward`,
+    /// or put a proxy with TLS before it.
+    #[arg(long, env = "GPU_MIGRATE_STATUS_BIND", default_value = "", value_name = "ADDR")]
+    pub status_bind: String,
+    /// Show the status page to everybody who reaches it, instead of to those who may list GPUShadows and GPUMigrations by their token.
+    #[arg(long, env = "GPU_MIGRATE_STATUS_WITHOUT_TOKEN", requires = "status_bind")]
+    pub status_without_token: bool,
     /// Lease duration in seconds: another replica takes over when it was not renewed for so long.
     #[arg(long, env = "GPU_MIGRATE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=300))]
     pub lease_seconds: u64,

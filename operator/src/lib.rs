@@ -2,7 +2,8 @@
 //!
 //! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`kinds`] (foreign kinds of them), [`pools`] (settings of a node), [`nodes`] (its
 //! components and the steps between plugin modes), [`patches`] (bodies of writes). Feature `server`: `migrations` and `config` (the
-//! reconcilers), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown).
+//! reconcilers), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown),
+//! `status` (the status page).
 
 #[cfg(feature = "server")]
 pub mod args;
@@ -21,6 +22,8 @@ pub mod project;
 mod query;
 #[cfg(feature = "server")]
 pub mod run;
+#[cfg(feature = "server")]
+pub mod status;
 #[cfg(feature = "server")]
 mod term;
 pub mod waves;

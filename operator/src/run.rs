@@ -3,6 +3,7 @@
 use crate::args::Args;
 use crate::metrics::Metrics;
 use crate::query::Prometheus;
+use crate::status::{self, access::Access};
 use crate::term::Term;
 use crate::{config, migrations::Migrations};
 use gpu_migrate_runtime::leader::{self, Candidate};
@@ -31,6 +32,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         namespace,
         identity,
         metrics_bind,
+        status_bind,
+        status_without_token,
         lease_seconds,
         prometheus_ca_file,
         prometheus_token_file,
@@ -45,10 +48,14 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let mut candidate = Candidate::new(Client::try_from(config.clone())?, &namespace, LEASE, &identity)
         .with_duration(duration);
     let our_term = Term::default();
-    let client = ClientBuilder::try_from(config)?.with_layer(&our_term.guard()).build();
+    let client = ClientBuilder::try_from(config.clone())?.with_layer(&our_term.guard()).build();
 
     let mut tasks = Tasks::new(CancellationToken::new());
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), || Ok(()))).await?;
+    // Reviews of tokens are no writes of the leader's.
+    let reads = Client::try_from(config.clone())?;
+    let access = if status_without_token { Access::Everybody } else { Access::by_token(reads.clone()) };
+    status::spawn(&mut tasks, &status_bind, access, &reads, &metrics.skipped_objects).await?;
     tracing::info!(identity, namespace, "waiting for the Lease");
     let (elected, stop) = (CancellationToken::new(), tasks.stop());
     let migrations = Migrations::new(client.clone(), metrics.clone())

@@ -397,6 +397,27 @@ fn pods_with(values: &[&str]) -> Option<BTreeMap<String, Value>> {
     )
 }
 
+/// Without it the operator has no right that only the page needs.
+#[test]
+fn the_status_page_comes_with_its_rights_and_only_where_it_is_asked_for() {
+    for enabled in [false, true] {
+        let Some(rendered) = rendered(&[&format!("operator.statusPage.enabled={enabled}")]) else { return };
+        let of_operator = |kind: &str| {
+            of_kind(&rendered, kind)
+                .into_iter()
+                .find(|o| o["metadata"]["name"] == "gpu-migrate-operator")
+                .unwrap()
+        };
+        let rules = of_operator("ClusterRole")["rules"].to_string();
+        for right in ["tokenreviews", "subjectaccessreviews", "\"watch\""] {
+            assert_eq!(rules.contains(right), enabled, "{right}");
+        }
+        let args = strings(&of_operator("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"])
+            .contains(&"--status-bind=127.0.0.1:9406");
+        assert_eq!(args, enabled);
+    }
+}
+
 #[test]
 fn registries_and_pull_secrets_are_values() {
     let Some(pods) = pods_with(&[
