@@ -499,6 +499,10 @@ impl NodeState {
             }
             self.ledger.record(holder, *card, hold.clone());
         }
+        // NVML was asked while the holder was there: who is left on the card now, the next round says.
+        for card in had.into_keys().filter(|card| self.ledger.holds(*card).next().is_none()) {
+            self.processes.remove(&card);
+        }
         Ok(())
     }
 

@@ -177,4 +177,20 @@ mod tests {
         state.reconcile(3);
         assert!(closed(&state).is_empty());
     }
+
+    /// NVML is asked every few seconds: what it listed while the card was held has nothing to do with who is left.
+    #[test]
+    fn a_process_that_was_listed_before_the_release_does_not_close_the_card() {
+        let mut state = of_two_cards(
+            r#"{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-1"],"AllocResp":""}]}}"#,
+        );
+        state.observe_processes(CardIndex(1), [7]);
+        let (id, _) = state.grants().next().unwrap();
+        state.release(id);
+        state.reconcile(2);
+        assert!(closed(&state).is_empty());
+        state.observe_processes(CardIndex(1), [7]);
+        state.reconcile(3);
+        assert_eq!(closed(&state), [1], "it is still there");
+    }
 }
