@@ -235,6 +235,7 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
     let mut state = state_of(settings, &inventory, resolved);
     cordon::restore(&paths, &mut state);
     let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
+    node.metrics.usage.set_name(&args.node_name);
     node.read_cgroups();
     (node, inventory)
 }

@@ -1,4 +1,4 @@
-//! Metrics `gpu_migrate_node_agent_…` in the OpenMetrics text form.
+//! Metrics `gpu_migrate_node_agent_…`, and gpu-manager's four gauges, in the OpenMetrics text form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,8 +86,9 @@ impl Default for Metrics {
             usage: Arc::default(),
             skipped_objects: SkippedObjects::default(),
         };
-        let mut registry = Registry::with_prefix("gpu_migrate_node_agent");
-        metrics.register(&mut registry);
+        let mut registry = Registry::default();
+        metrics.register(registry.sub_registry_with_prefix("gpu_migrate_node_agent"));
+        metrics.usage.register_gpu_manager(&mut registry);
         metrics.registry = Arc::new(registry);
         metrics
     }

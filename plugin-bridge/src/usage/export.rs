@@ -1,9 +1,10 @@
 //! The same as metrics. Labels are those that users of dcgm-exporter join on.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gpu_migrate_model::usage::{CardUse, ContainerUse};
+use gpu_migrate_model::usage::{CardUse, ContainerUse, UseKind};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -121,3 +122,64 @@ impl Export {
         })
     }
 }
+
+/// The gauges of gpu-manager (`pkg/services/display`), with its names, labels and units, for dashboards that were made for it.
+#[derive(Debug)]
+pub(super) struct GpuManager(pub(super) Arc<Usage>);
+
+impl Collector for GpuManager {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(node) = self.0.name.get() else { return Ok(()) };
+        let cards = self.0.report().cards;
+        let mut containers: BTreeMap<[&str; 3], Vec<(u32, &ContainerUse)>> = BTreeMap::new();
+        for card in &cards {
+            for row in card.containers.iter().filter(|row| row.kind != UseKind::None) {
+                let of = [&*row.namespace, &*row.pod, &*row.container];
+                containers.entry(of).or_default().push((card.index, row));
+            }
+        }
+        let mib = |bytes: u64| (bytes >> 20) as f64;
+        let used: [Gauge<'_>; 2] = [
+            ("container_gpu_utilization", "gpu utilization", "gpu", &|row| {
+                row.utilization_percent.map(f64::from)
+            }),
+            ("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory", &|row| {
+                row.memory_used_bytes.map(mib)
+            }),
+        ];
+        let requested: [Gauge<'_>; 2] = [
+            ("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", &|row| {
+                row.cores_requested.map(|cores| f64::from(cores) / 100.0)
+            }),
+            ("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", &|row| {
+                row.memory_requested_bytes.map(mib)
+            }),
+        ];
+        for ((name, help, label, value), by_card) in
+            used.into_iter().map(|gauge| (gauge, true)).chain(requested.map(|gauge| (gauge, false)))
+        {
+            let mut rows: Vec<(Labels, f64)> = Vec::new();
+            for ([namespace, pod, container], on_cards) in &containers {
+                let labels = |of: String| {
+                    let names = [("pod_name", *pod), ("namespace", *namespace), ("node", node.as_str())];
+                    let mut labels: Labels = names.map(|(name, value)| (name, value.to_owned())).into();
+                    labels.extend([("container_name", (*container).to_owned()), (label, of)]);
+                    labels
+                };
+                let values: Vec<(u32, f64)> =
+                    on_cards.iter().filter_map(|(card, row)| Some((*card, value(row)?))).collect();
+                if values.is_empty() {
+                    continue;
+                }
+                let each = values.iter().filter(|_| by_card);
+                rows.extend(each.map(|(card, value)| (labels(format!("gpu{card}")), *value)));
+                rows.push((labels("total".to_owned()), values.iter().map(|(_, value)| value).sum()));
+            }
+            family(&mut encoder, name, help, &rows, |value| Some(*value))?;
+        }
+        Ok(())
+    }
+}
+
+/// Name, help, the label that names the card, and the value.
+type Gauge<'g> = (&'static str, &'static str, &'static str, &'g dyn Fn(&ContainerUse) -> Option<f64>);

@@ -48,14 +48,27 @@ pub struct ProcessSample {
 #[derive(Debug, Default)]
 pub struct Usage {
     node: OnceLock<Weak<Node>>,
+    /// Of the Node, for gpu-manager's gauges.
+    name: OnceLock<String>,
     samples: Mutex<BTreeMap<String, (Millis, CardSample)>>,
     /// By UUID, empty where NVML named no card, and number.
     xids: Mutex<BTreeMap<(String, u64), u64>>,
 }
 
 impl Usage {
+    /// Our own metrics; the registry's prefix names the component.
     pub fn register(self: &Arc<Self>, registry: &mut Registry) {
         registry.register_collector(Box::new(export::Export(self.clone())));
+    }
+
+    /// gpu-manager's gauges, which have no prefix.
+    pub fn register_gpu_manager(self: &Arc<Self>, registry: &mut Registry) {
+        registry.register_collector(Box::new(export::GpuManager(self.clone())));
+    }
+
+    /// The name of the Node. Once.
+    pub fn set_name(&self, name: &str) {
+        let _ = self.name.set(name.to_owned());
     }
 
     /// The node whose ledger says what was requested. Once.
@@ -99,10 +112,10 @@ mod tests {
     fn series(node: &Node) -> Vec<String> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &node.metrics.registry()).unwrap();
-        let ours = ["card_", "container_"].map(|name| format!("gpu_migrate_node_agent_{name}"));
+        let ours = ["gpu_migrate_node_agent_card_", "gpu_migrate_node_agent_container_", "container_"];
         let lines = text.lines().filter_map(|line| {
-            let name = ours.iter().find(|name| line.starts_with(*name));
-            name.map(|_| line.trim_start_matches("gpu_migrate_node_agent_").to_owned())
+            let is_ours = ours.iter().any(|name| line.starts_with(name));
+            is_ours.then(|| line.trim_start_matches("gpu_migrate_node_agent_").to_owned())
         });
         lines.collect()
     }
@@ -132,6 +145,7 @@ mod tests {
         };
         usage.observe("GPU-0", sample, node.now());
         usage.count_xid(Some("GPU-0"), 79);
+        usage.set_name("n");
         let a = r#"UUID="GPU-0",gpu="0",namespace="team",pod="a-pod",container="main",kind="shared""#;
         let b = r#"UUID="GPU-1",gpu="1",namespace="team",pod="b-pod",container="main",kind="legacy""#;
         let nobody = r#"UUID="GPU-0",gpu="0",namespace="",pod="",container="",kind="none""#;
@@ -155,7 +169,22 @@ mod tests {
             format!("container_memory_requested_bytes{{{b}}} 4294967296.0"),
             r#"card_xid_errors_total{UUID="GPU-0",xid="79"} 1"#.to_owned(),
         ];
-        assert_eq!(series(&node), expected);
+        let of = |pod: &str| format!(r#"pod_name="{pod}",namespace="team",node="n",container_name="main""#);
+        let (a_of, b_of) = (of("a-pod"), of("b-pod"));
+        let of_gpu_manager = [
+            format!(r#"container_gpu_utilization{{{a_of},gpu="gpu0"}} 30.0"#),
+            format!(r#"container_gpu_utilization{{{a_of},gpu="total"}} 30.0"#),
+            format!(r#"container_gpu_memory_total{{{a_of},gpu_memory="gpu0"}} 1.0"#),
+            format!(r#"container_gpu_memory_total{{{a_of},gpu_memory="total"}} 1.0"#),
+            format!(r#"container_request_gpu_utilization{{{a_of},req_of_gpu="total"}} 0.25"#),
+            format!(r#"container_request_gpu_utilization{{{b_of},req_of_gpu="total"}} 1.0"#),
+            format!(r#"container_request_gpu_memory{{{a_of},req_of_gpu_memory="total"}} 1024.0"#),
+            format!(r#"container_request_gpu_memory{{{b_of},req_of_gpu_memory="total"}} 4096.0"#),
+        ];
+        let (mut shown, mut all) = (series(&node), [expected.as_slice(), &of_gpu_manager].concat());
+        shown.sort();
+        all.sort();
+        assert_eq!(shown, all);
 
         let without = CardSample { processes: Some(vec![]), ..CardSample::default() };
         usage.observe("GPU-0", without, node.now());
