@@ -25,6 +25,7 @@ mod resources;
 mod scheduling;
 mod tokens;
 mod two_nodes;
+mod usage;
 
 use std::{
     sync::Arc,
@@ -82,6 +83,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, registration::a_plugin_at_the_kubelet_is_registered_over),
         scenario!(Bridged, health::an_unhealthy_card_gets_no_new_pod_until_it_is_healthy),
         scenario!(Bridged, health::a_card_that_hangs_or_is_split_costs_no_other_card),
+        scenario!(Bridged, usage::what_a_process_uses_is_its_containers),
         scenario!(Bridged, rejected::a_pod_that_fits_on_no_card_is_rejected_and_deleted),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
