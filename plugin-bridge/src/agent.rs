@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 use crate::cluster::publish::StaticStatus;
-use crate::cluster::{clean, cordon, events, pods, publish};
+use crate::cluster::{clean, events, own_node, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::card_map::Resolved;
 use crate::inventory::health::LastHealthy;
@@ -152,7 +152,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             );
             tasks.spawn_background(
                 "Node watch",
-                cordon::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
+                own_node::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
             );
             tasks.spawn_background(
                 "Event writer",
@@ -233,7 +233,7 @@ fn open(args: &Args, found: Inventory) -> (Arc<Node>, Inventory) {
         card_map_file::resolve(&paths, &settings.dialect, &earlier.record.data.entries, &found.cards);
     let inventory = found.arranged(&resolved);
     let mut state = state_of(settings, &inventory, resolved);
-    cordon::restore(&paths, &mut state);
+    own_node::restore(&paths, &mut state);
     let node = Node::start(paths, earlier, state, inventory.topology.clone(), Metrics::default());
     node.metrics.usage.set_name(&args.node_name);
     node.read_cgroups();

@@ -35,7 +35,7 @@ impl NodeState {
     #[must_use]
     pub fn listing(&self, resource: &Resource, now: Millis) -> Listing {
         let name = self.resource_name(resource);
-        let withdrawn = !self.is_ready() || self.withdrawn.get(name).is_some_and(|until| now < *until);
+        let withdrawn = !self.is_ready() || self.is_withdrawn(name, now);
         match resource {
             Resource::Shared(shared) => Listing::Shared(*shared, self.list_shared(*shared, withdrawn)),
             Resource::Legacy(name) => Listing::Legacy(self.list_legacy(name, withdrawn)),
@@ -59,12 +59,6 @@ impl NodeState {
                 each(&device);
             }
         }
-    }
-
-    /// When a withdrawal ends next, after `now`.
-    #[must_use]
-    pub fn next_withdrawal_end(&self, now: Millis) -> Option<Millis> {
-        self.withdrawn.values().copied().filter(|until| *until > now).min()
     }
 
     fn list_shared(&self, shared: SharedResource, withdrawn: bool) -> Vec<bool> {

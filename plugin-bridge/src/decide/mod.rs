@@ -27,6 +27,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod unaccounted;
+mod withdrawals;
 
 pub use colocation::StartRefusal;
 pub use devices::{ListedDevice, Listing};

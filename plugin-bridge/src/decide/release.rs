@@ -47,10 +47,7 @@ impl NodeState {
             self.mark_changed();
         }
         self.close_unaccounted();
-        if self.withdrawn.values().any(|until| *until <= now) {
-            self.withdrawn.retain(|_, until| *until > now);
-            self.mark_changed();
-        }
+        self.end_withdrawals(now);
     }
 
     /// The API says gone and the kubelet too; or the kubelet cannot be asked, and it has stayed gone for the grace period.

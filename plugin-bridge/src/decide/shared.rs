@@ -272,9 +272,4 @@ impl NodeState {
             Resource::Legacy(_) => Demand { legacy: size, ..Demand::NONE },
         }
     }
-
-    pub(super) fn withdraw(&mut self, resource: &str, now: Millis) {
-        self.withdrawn.insert(resource.to_owned(), now + self.settings.withdraw);
-        self.mark_changed();
-    }
 }

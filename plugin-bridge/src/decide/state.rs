@@ -15,6 +15,7 @@ use super::checkpoint_state::CheckpointState;
 use super::grants::{DeviceKey, Grant, GrantId, Resource};
 use super::pods::PodTable;
 use super::registration::Registration;
+use super::withdrawals::Withdrawal;
 use super::{ContainerView, Millis, PodView};
 use crate::record::RecordRow;
 
@@ -27,8 +28,10 @@ pub struct Settings {
     pub grace: Millis,
     /// How long a grant may stay out of the kubelet checkpoint before it counts as never claimed by a container.
     pub unclaimed: Millis,
-    /// How long a resource stays withdrawn after an Allocate had to be refused.
+    /// How long a resource stays withdrawn at least after an Allocate had to be refused.
     pub withdraw: Millis,
+    /// How long it does where the Node is not seen to carry it.
+    pub withdraw_unseen: Millis,
     /// Report the NUMA node of vcuda devices. Off, because a topology manager would narrow the choice that the extender made.
     pub numa_hints: bool,
 }
@@ -40,6 +43,7 @@ impl Default for Settings {
             grace: 30_000,
             unclaimed: 60_000,
             withdraw: 5_000,
+            withdraw_unseen: 30_000,
             numa_hints: false,
         }
     }
@@ -83,8 +87,7 @@ pub struct NodeState {
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
     pub(super) restored: Vec<RecordRow>,
-    /// Resources withdrawn for a moment, until then.
-    pub(super) withdrawn: BTreeMap<String, Millis>,
+    pub(super) withdrawn: BTreeMap<String, Withdrawal>,
     pub(super) checkpoint: CheckpointState,
     /// The latest time that was passed in.
     pub(super) clock: Millis,

@@ -309,6 +309,14 @@ impl<A: Agent> World<A> {
         }
         self.end_overdue();
         self.agent.pass(milliseconds);
+        // As often as a kubelet does.
+        if milliseconds >= 10_000 {
+            let kubelet = self.kubelet.lock();
+            let healthy =
+                |resource: &String| (resource.clone(), kubelet.manager.healthy(resource).len() as u64);
+            let amounts = kubelet.manager.devices().keys().map(healthy).collect();
+            self.agent.with_state(|state, now| state.observe_allocatable(&amounts, now));
+        }
         self.end_overdue();
     }
 

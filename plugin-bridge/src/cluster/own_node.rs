@@ -1,15 +1,15 @@
-//! The node's own annotation that takes cards out of new allocation.
+//! The node's own Node: an annotation that takes cards out of new allocation, and what the kubelet has reported as allocatable.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::StreamExt;
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names::CORDONED_CARDS;
+use gpu_migrate_model::quantity::Quantity;
 use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_runtime::watch::{Update, watch};
 use k8s_openapi::api::core::v1::Node as ApiNode;
-use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
@@ -34,14 +34,16 @@ pub fn cordoned(value: &str, ledger: &Ledger) -> (BTreeSet<CardIndex>, Vec<Strin
     (cards, unknown)
 }
 
-/// Follows the annotation of this node's Node until `stop`.
+/// Follows this node's Node until `stop`.
 pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: CancellationToken) {
-    let api: Api<PartialObjectMeta<ApiNode>> = Api::all(client);
+    let api: Api<ApiNode> = Api::all(client);
     let config = Config::default().fields(&format!("metadata.name={node_name}"));
     let mut updates = watch(api, config);
     let mut last = None;
     while let Some(Some(update)) = stop.run_until_cancelled(updates.next()).await {
         if let Update::Event(Event::InitApply(object) | Event::Apply(object)) = update {
+            let amounts = allocatable(&object);
+            node.with(|state, now| state.observe_allocatable(&amounts, now));
             let value = annotation(&object);
             if last.as_ref() != Some(&value) {
                 node.with(|state, _| cordon(state, &value));
@@ -70,8 +72,14 @@ fn cordon(state: &mut NodeState, value: &str) {
     state.set_cordoned(&cards);
 }
 
-fn annotation(object: &PartialObjectMeta<ApiNode>) -> String {
+fn annotation(object: &ApiNode) -> String {
     object.annotations().get(CORDONED_CARDS).cloned().unwrap_or_default()
+}
+
+fn allocatable(object: &ApiNode) -> BTreeMap<String, u64> {
+    let all = object.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
+    all.filter_map(|(name, amount)| Some((name.clone(), amount.0.parse::<Quantity>().ok()?.whole()?)))
+        .collect()
 }
 
 #[cfg(test)]
