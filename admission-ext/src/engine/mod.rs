@@ -176,15 +176,22 @@ impl Engine {
         &self.metrics
     }
 
-    /// Works out again what nodes are compared by, where enough has changed: takes a while, and no lock for long.
+    /// Works out again what nodes are compared by, where enough has changed: takes a while, and no lock for long. Not before caches are
+    /// filled, as what is there first is the mix.
     pub fn refresh_scorer(&self) {
+        if self.synced.load(Ordering::Acquire) {
+            self.work_out_scorer();
+        }
+    }
+
+    fn work_out_scorer(&self) {
         self.scorer.refresh(|look: &mut dyn FnMut(&Cluster)| self.read(look));
     }
 
     /// Caches are filled, or not any more.
     pub fn set_synced(&self, synced: bool) {
         if synced {
-            self.refresh_scorer();
+            self.work_out_scorer();
         }
         if !self.synced.swap(synced, Ordering::AcqRel) && synced {
             self.requeue_refused_earlier();

@@ -214,6 +214,8 @@ pub struct Cluster {
     growth: u64,
     /// Of all nodes.
     disputed_cards: usize,
+    /// Nodes that the API has.
+    node_count: usize,
     config: GPUConfigSpec,
     quotas: Quotas,
     /// Cards of each pool that shares never use.
@@ -301,7 +303,7 @@ impl Cluster {
 
     #[must_use]
     pub fn node_count(&self) -> usize {
-        self.nodes.iter().filter(|info| info.facts.is_some()).count()
+        self.node_count
     }
 
     /// Cards found in breach of an invariant.
@@ -757,7 +759,9 @@ impl Cluster {
     /// Changes a node and computes its occupancy again.
     fn change(&mut self, id: NodeId, edit: impl FnOnce(&mut NodeInfo)) {
         let info = &mut self.nodes[id];
+        self.node_count -= usize::from(info.facts.is_some());
         edit(info);
+        self.node_count += usize::from(info.facts.is_some());
         info.known = info.facts.is_some() || info.shadow.is_some();
         if self.loading {
             info.stale = true;

@@ -99,14 +99,18 @@ pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
 }
 
 pub(crate) fn engine_at(clock: Clock, api: Arc<dyn Api>, settings: Settings, items: &[Value]) -> Arc<Engine> {
-    let rules = settings.rules.clone();
     let metrics = Metrics::register(&mut Registry::default());
     let (engine, _) = Engine::new(api, settings, clock, metrics);
-    let text = list(items);
+    fill(&engine, items);
+    engine
+}
+
+/// Fills an engine that is not synced yet, which then is and leads.
+pub(crate) fn fill(engine: &Engine, items: &[Value]) {
+    let (text, rules) = (list(items), engine.settings().rules.clone());
     engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
     engine.set_leading(Leads::Alone);
     engine.set_synced(true);
-    engine
 }
 
 pub(crate) fn engine(items: &[Value]) -> Arc<Engine> {

@@ -7,7 +7,6 @@ use async_trait::async_trait;
 use gpu_migrate_admission_ext::api::{Api, BindFailure, Binding, Found, Memory};
 use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings};
 use gpu_migrate_admission_ext::metrics::Metrics;
-use gpu_migrate_admission_ext::snapshot;
 use gpu_migrate_admission_ext::state::pod::PodFacts;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -487,11 +486,7 @@ async fn no_call_holds_the_lock_while_it_looks_at_every_node() {
     items.extend(too_large.iter().chain(&fitting).cloned());
     let settings = Settings { gang_timeout: Duration::from_millis(100), ..Settings::default() };
     let (engine, _) = Engine::new(Arc::new(Memory::default()), settings, runtime_clock(), metrics);
-    let text = list(&items);
-    let rules = engine.settings().rules.clone();
-    engine.fill(|cluster| snapshot::fill(&text, "test", &rules, cluster).unwrap());
-    engine.set_leading(Leads::Alone);
-    engine.set_synced(true);
+    fill(&engine, &items);
     let holds = || -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

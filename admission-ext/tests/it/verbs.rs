@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use gpu_migrate_admission_ext::api::Memory;
-use gpu_migrate_admission_ext::engine::{Leads, Settings};
+use gpu_migrate_admission_ext::engine::{Engine, Leads, Settings, machine_clock};
+use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::state::node::ShadowFacts;
 use gpu_migrate_model::score::ScoringStrategy;
+use prometheus_client::registry::Registry;
 use serde_json::json;
 
 use crate::common::*;
@@ -438,7 +440,11 @@ fn by_lookahead_the_cards_that_pods_name_are_left_to_them() {
         pod
     }));
     let settings = Settings { scoring: ScoringStrategy::Lookahead, ..Settings::default() };
-    let engine = engine_with(Arc::new(Memory::default()), settings, &items);
+    let metrics = Metrics::register(&mut Registry::default());
+    let (engine, _) = Engine::new(Arc::new(Memory::default()), settings, machine_clock(), metrics);
+    // Its task runs before the caches are filled, too.
+    engine.refresh_scorer();
+    fill(&engine, &items);
     let best = |pod| {
         let scores = prioritize(&engine, &pod, &["a", "b", "c"]);
         scores.as_array().unwrap().iter().find(|node| node["Score"] == 10).unwrap()["Host"].clone()

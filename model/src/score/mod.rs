@@ -34,13 +34,13 @@ use crate::units::CardIndex;
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum ScoringStrategy {
     /// Fill the fullest node and card, as gpu-admission does
-    #[default]
     Binpack,
     /// Least CPU and compute left
     BestFit,
     /// Least growth of what the usual requests cannot use (FGD)
     Fragmentation,
     /// Least loss of what the usual requests are still going to use
+    #[default]
     Lookahead,
     /// Emptiest node first
     Spread,
