@@ -301,7 +301,7 @@ fn a_malformed_policy_is_named_and_hides_nothing() {
 #[test]
 fn preflight_finds_every_mistake() {
     type Mistake = fn(&mut Vec<Value>);
-    let mistakes: [(&str, Mistake); 12] = [
+    let mistakes: [(&str, Mistake); 13] = [
         ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
         ("has no limit on shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
@@ -343,6 +343,11 @@ fn preflight_finds_every_mistake() {
         assert!(out.lines().any(|line| line.starts_with("no-go") && line.contains(said)), "{said}: {out}");
         assert!(out.ends_with("\nno-go\n"));
     }
+        ("IsolationReady=False: isolation mps: no MPS control daemon answers", |c| {
+            let shadow = c.iter_mut().find(|object| object["kind"] == "GPUShadow").unwrap();
+            shadow["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "IsolationReady", "status": "False", "reason": "NotReady",
+                "message": "isolation mps: no MPS control daemon answers", "lastTransitionTime": "2026-11-21T12:00:00Z"}));
+        }),
     let mut cluster = ready_cluster();
     let together = [0, 2, 3, 4, 5, 7, 8];
     for number in together {

@@ -46,7 +46,8 @@ pub const CORDONED_CARDS: &str = "gpu-migrate.io/cordoned-cards";
 pub const POOL: &str = "gpu-migrate.io/pool";
 /// Node label: which plugin serves the node: `Legacy`, `Bridged` or `Shared`.
 pub const PLUGIN: &str = "gpu-migrate.io/plugin";
-/// Node label: the operator's node agent runs here; its value is the isolation, `none`, `vcuda`, `mps` or `hami-core`.
+/// Node label: the operator's node agent runs here; its value is the isolation, `none`, `driver`, `vcuda`, `mps` or
+/// `hami-core`.
 pub const RUN_AGENT: &str = "gpu-migrate.io/run-node-agent";
 /// Node label: the operator's copy of NVIDIA's plugin runs here, registered with the kubelet (`Legacy`) or with the node
 /// agent (`Bridged`).

@@ -25,6 +25,7 @@ use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::card_map::Resolved;
 use crate::inventory::health::LastHealthy;
 use crate::inventory::{self, Inventory, InventoryError, card_map_file};
+use crate::isolation::{self, NodeFacts};
 use crate::kubelet::endpoint::{self, EndpointSpec, RegistrationState};
 use crate::metrics::Metrics;
 use crate::node::{EarlierRecord, Node, Paths, StateError};
@@ -74,9 +75,14 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     );
     let config = Arc::new(AllocateConfig {
         style: args.style(),
-        isolation: args.isolation(),
+        isolation: args.isolation(NodeFacts::read(
+            &inventory.driver_version,
+            &inventory.cuda_version,
+            &args.cgroup_dir,
+        )),
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
     });
+    isolation::check::once(&node, &*config.isolation);
     remove_old_sockets(&node.paths.device_plugins());
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = LastHealthy::new(&node, &watcher);
@@ -84,6 +90,10 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
     let mut tasks = Tasks::with_background(stop.clone(), others.clone());
     tasks.spawn_background("health of the cards", watcher.run(node.clone(), health, stop.clone()));
 
+    tasks.spawn_background(
+        "check of the isolation",
+        isolation::check::run(node.clone(), config.isolation.clone(), stop.clone()),
+    );
     tasks.spawn("change notifier", until(stop.clone(), node.clone().forward_changes()));
     let registrations: Vec<_> = [SharedResource::Cores, SharedResource::Memory]
         .map(|resource| serve_shared(&mut tasks, &node, resource, config.clone(), &directory))

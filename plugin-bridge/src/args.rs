@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Parser;
 use gpu_migrate_runtime::LogFormat;
 
-use crate::isolation::{self, Folders, Isolation, Kind};
+use crate::isolation::{self, Folders, Isolation, Kind, NodeFacts};
 use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
 
 /// Node agent of gpu-migrate: keeps the ledger of this node's cards and serves shared and whole-card GPU resources to the kubelet.
@@ -69,7 +69,7 @@ pub struct Args {
     /// Root of the MPS control daemon's pipe and shm.
     #[arg(long, env = "GPU_MIGRATE_MPS_DIR", default_value = "/run/nvidia/mps", value_name = "DIR")]
     pub mps_dir: PathBuf,
-    /// gpu-manager's root, for vcuda: vm lies below it.
+    /// What is made for each container: vm below it for vcuda (gpu-manager's root), hami for hami-core.
     #[arg(long, env = "GPU_MIGRATE_MANAGER_DIR", default_value = "/etc/gpu-manager", value_name = "DIR")]
     pub manager_dir: PathBuf,
     /// Report the NUMA node of each vcuda device to the kubelet (a topology manager may then narrow the extender's choice).
@@ -88,15 +88,15 @@ pub struct Args {
 }
 
 impl Args {
-    /// How shares are kept apart.
+    /// How shares are kept apart, on a node that has this.
     #[must_use]
-    pub fn isolation(&self) -> Arc<dyn Isolation> {
+    pub fn isolation(&self, node: NodeFacts) -> Arc<dyn Isolation> {
         let folders = Folders {
             libraries: self.library_dir.clone(),
             manager: self.manager_dir.clone(),
             mps: self.mps_dir.clone(),
         };
-        isolation::strategy(self.isolation, &folders)
+        isolation::strategy(self.isolation, &folders, node)
     }
 
     /// How answers are made.

@@ -41,6 +41,11 @@ struct State {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct IsolationLabel {
+    isolation: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CardLabel {
     gpu: String,
 }
@@ -59,6 +64,7 @@ pub struct Metrics {
     checkpoint_reads: Family<ReadResult, Counter>,
     cards: Family<State, Gauge>,
     drift: Family<CardLabel, Gauge>,
+    isolation_ready: Family<IsolationLabel, Gauge>,
     failed_pods_deleted: Counter,
     publish_failures: Counter,
     /// What containers use of the cards.
@@ -81,6 +87,7 @@ impl Default for Metrics {
             checkpoint_reads: Family::default(),
             cards: Family::default(),
             drift: Family::default(),
+            isolation_ready: Family::default(),
             failed_pods_deleted: Counter::default(),
             publish_failures: Counter::default(),
             usage: Arc::default(),
@@ -126,6 +133,11 @@ impl Metrics {
         );
         r.register("cards", "Cards by state", self.cards.clone());
         r.register("drift", "Differences between ledger, kubelet, API and NVML, by card", self.drift.clone());
+        r.register(
+            "isolation_ready",
+            "1 where the isolation can limit shares on this node, 0 where it cannot",
+            self.isolation_ready.clone(),
+        );
         r.register(
             "failed_pods_deleted",
             "Deleted pods that had failed with UnexpectedAdmissionError",
@@ -191,6 +203,10 @@ impl Metrics {
 
     pub fn drift(&self, card: &str, count: i64) {
         self.drift.get_or_create(&CardLabel { gpu: card.to_owned() }).set(count);
+    }
+
+    pub fn isolation_ready(&self, isolation: &'static str, ready: bool) {
+        self.isolation_ready.get_or_create(&IsolationLabel { isolation }).set(i64::from(ready));
     }
 
     pub fn failed_pod_deleted(&self) {

@@ -5,7 +5,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::nvidia::Nvidia;
@@ -105,6 +105,56 @@ async fn the_two_kinds_never_meet_on_a_card() {
 
 fn shared_order(cores: usize, blocks: usize) -> [(&'static str, usize); 2] {
     [(CORE, cores), (MEMORY, blocks)]
+}
+
+/// Where the kubelet would mount this path of a container from.
+fn source(machine: &Machine, pod: &str, path: &str) -> PathBuf {
+    machine.kubelet.devices.with(|manager| {
+        let row = manager.row(pod, "main", CORE).unwrap();
+        let mount = row.answer.mounts.iter().find(|mount| mount.container_path == path).unwrap();
+        PathBuf::from(&mount.host_path)
+    })
+}
+
+#[tokio::test]
+async fn a_node_takes_shares_only_while_its_isolation_can_limit_them() {
+    let machine = Machine::start_with(|folder| {
+        let folder = folder.display();
+        vec![
+            "--isolation=hami-core".into(),
+            format!("--library-dir={folder}/lib"),
+            format!("--manager-dir={folder}/manager"),
+        ]
+    })
+    .await;
+    both_registered(&machine).await;
+    let _nvidia = Nvidia::start(machine.plugins(), 8).await;
+    healthy_cards(&machine, 0..8).await;
+    assert!(machine.kubelet.healthy(CORE).is_empty(), "there is no library");
+
+    let library = machine.folder.path().join("lib/hami-core/libvgpu.so");
+    std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+    std::fs::write(&library, "elf").unwrap();
+    until("all cards take shares", || machine.kubelet.healthy(CORE).len() == 800).await;
+
+    for (pod, cores, blocks) in [("a", 50, 30), ("b", 25, 10)] {
+        machine.bind(pod, &[("main", &shared(cores, blocks))], &[]);
+        let order = shared_order(cores as usize, blocks as usize);
+        machine.kubelet.admit(pod, "main", false, &order).await.unwrap();
+        machine.kubelet.start_container(pod, "main").await.unwrap();
+        assert_eq!(machine.kubelet.environment(pod, "main")["NVIDIA_VISIBLE_DEVICES"], uuid(0));
+    }
+    let limits = |pod| std::fs::read_to_string(source(&machine, pod, "/overrideEnv")).unwrap();
+    assert!(limits("a").contains("CUDA_DEVICE_MEMORY_LIMIT_0=7680m\n"), "{}", limits("a"));
+    assert!(limits("b").contains("CUDA_DEVICE_MEMORY_LIMIT_0=2560m\n"), "{}", limits("b"));
+    let usage = |pod| source(&machine, pod, "/usr/local/vgpu/cache").canonicalize().unwrap();
+    assert_ne!(usage("a"), usage("b"), "two containers on one card");
+    assert_eq!(source(&machine, "a", "/usr/local/vgpu/libvgpu.so"), library);
+
+    std::fs::remove_file(&library).unwrap();
+    until("no card takes another share", || machine.kubelet.healthy(CORE).len() == 75).await;
+    let refusal = machine.kubelet.start_container("b", "main").await.unwrap_err().to_string();
+    assert!(refusal.contains("libvgpu.so is missing"), "{refusal}");
 }
 
 #[tokio::test]

@@ -75,7 +75,10 @@ fn every_flag_in_the_manifests_is_one() {
         let container = &set["spec"]["template"]["spec"]["containers"][0];
         let args = [args("bridge", container), vec!["--node-name=n".to_owned()]].concat();
         let args = gpu_migrate_plugin_bridge::args::Args::try_parse_from(args).unwrap();
-        assert_eq!(args.isolation().name(), agent.flag_value());
+        assert_eq!(
+            args.isolation(gpu_migrate_plugin_bridge::isolation::NodeFacts::default()).name(),
+            agent.flag_value()
+        );
         let env = container["env"].as_array().unwrap();
         assert!(env.iter().any(|variable| variable["name"] == "NODE_NAME"), "the agent must know its node");
     }
@@ -525,7 +528,7 @@ fn the_chart_names_its_version_images_and_crds() {
 /// Without the operator: the chart's own DaemonSet, for each isolation.
 #[test]
 fn the_chart_can_run_the_agent_itself() {
-    for isolation in ["none", "vcuda", "mps", "hami-core"] {
+    for isolation in ["none", "driver", "vcuda", "mps", "hami-core"] {
         let isolation = format!("bridge.isolation={isolation}");
         let Some(rendered) =
             rendered(&["bridge.managed=false", &isolation, "bridge.cdiSpecDir=/var/run/cdi"])

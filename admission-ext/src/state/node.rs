@@ -224,7 +224,10 @@ impl ShadowFacts {
         facts.inventory.legacy_only = false;
         facts.inventory.published = true;
         facts.inventory.closed = status.conditions.iter().any(|condition| {
-            matches!((&*condition.type_, &*condition.status), ("Ready", "False") | ("PluginConflict", "True"))
+            matches!(
+                (&*condition.type_, &*condition.status),
+                ("Ready" | "IsolationReady", "False") | ("PluginConflict", "True")
+            )
         });
         facts
     }

@@ -63,7 +63,7 @@ fn of_a_share_whose_cores_alone_are_published_the_memory_counts_too() {
     assert!(passing(&engine, &shared("p", &[(10, 5)]), &["a"]).is_empty());
 }
 
-/// An agent that does not serve, or a second plugin that bypasses it: what is there stays, no share comes.
+/// An agent that does not serve, a second plugin that bypasses it, or shares that cannot be limited: what is there stays, no share comes.
 #[test]
 fn a_node_whose_agent_is_not_in_charge_takes_no_new_shares() {
     for (type_, status, takes) in [
@@ -71,6 +71,8 @@ fn a_node_whose_agent_is_not_in_charge_takes_no_new_shares() {
         ("Ready", "False", false),
         ("PluginConflict", "False", true),
         ("PluginConflict", "True", false),
+        ("IsolationReady", "True", true),
+        ("IsolationReady", "False", false),
     ] {
         let mut published = shadow("a", 2, 16, &[]);
         published["status"]["conditions"] = json!([{"type": type_, "status": status, "reason": "R", "message": "",

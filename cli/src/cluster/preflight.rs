@@ -246,7 +246,8 @@ fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
             || (["Drift", "PluginConflict"].contains(&condition.type_.as_str())
                 && condition.status == "True")
             || (condition.type_ == "DriverInstalled" && condition.reason == "Failed");
-        if bad {
+        let unlimited = condition.type_ == "IsolationReady" && condition.status == "False";
+        if bad || unlimited {
             let found = format!(
                 "node {}: {}={}: {}",
                 shadow.name_any(),
@@ -254,11 +255,12 @@ fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
                 condition.status,
                 condition.message
             );
-            report.add(
-                Level::NoGo,
-                found,
-                "Resolve this first: the ledger of the node is not reliable while it lasts",
-            );
+            let remedy = if unlimited {
+                "Give the node what its isolation needs, or its pool another isolation (docs/isolation.md)"
+            } else {
+                "Resolve this first: the ledger of the node is not reliable while it lasts"
+            };
+            report.add(Level::NoGo, found, remedy);
         }
     }
 }

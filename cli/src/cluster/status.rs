@@ -86,7 +86,8 @@ fn problem(shadow: &GPUShadow) -> Option<String> {
     let bad = conditions.filter(|condition| {
         (condition.type_ == "Ready" && condition.status != "True")
             || (["Drift", "PluginConflict"].contains(&condition.type_.as_str()) && condition.status == "True")
-            || (["DriverInstalled", "DriverMatches", "ModeConverged"].contains(&condition.type_.as_str())
+            || (["DriverInstalled", "DriverMatches", "IsolationReady", "ModeConverged"]
+                .contains(&condition.type_.as_str())
                 && condition.status == "False")
     });
     let messages =

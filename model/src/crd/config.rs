@@ -169,7 +169,9 @@ pub enum Isolation {
     /// Not at all: containers must behave.
     #[default]
     None,
-    /// gpu-manager's vcuda-controller.
+    /// NVIDIA's driver limits memory, by the container's cgroup; from driver 615 on, with cgroup v2.
+    Driver,
+    /// gpu-manager's vcuda-controller; before CUDA 12, with cgroup v1.
     Vcuda,
     /// NVIDIA's Multi-Process Service.
     Mps,

@@ -98,8 +98,9 @@ pub struct GPUShadowStatus {
     /// The operator's last run of the owner's driver installer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_install: Option<DriverInstall>,
-    /// The agent's: `Ready`, `Drift`, `NvidiaPluginRegistered`. The operator's, where they apply: `ExternalComponents`,
-    /// `PluginConflict`, `DriverMatches`, `DriverInstalled`, `ModeConverged`.
+    /// The agent's: `Ready`, `Drift`, `NvidiaPluginRegistered`, `IsolationReady` (shares can be limited here). The
+    /// operator's, where they apply: `ExternalComponents`, `PluginConflict`, `DriverMatches`, `DriverInstalled`,
+    /// `ModeConverged`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -31,6 +31,7 @@ pub enum Component {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Agent {
     None,
+    Driver,
     Vcuda,
     Mps,
     HamiCore,
@@ -40,6 +41,7 @@ impl From<Isolation> for Agent {
     fn from(isolation: Isolation) -> Self {
         match isolation {
             Isolation::None => Self::None,
+            Isolation::Driver => Self::Driver,
             Isolation::Vcuda => Self::Vcuda,
             Isolation::Mps => Self::Mps,
             Isolation::HamiCore => Self::HamiCore,
@@ -53,6 +55,7 @@ impl Agent {
     pub const fn flag_value(self) -> &'static str {
         match self {
             Self::None => "none",
+            Self::Driver => "driver",
             Self::Vcuda => "vcuda",
             Self::Mps => "mps",
             Self::HamiCore => "hami-core",
@@ -61,8 +64,9 @@ impl Agent {
 }
 
 impl Component {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Agent(Agent::None),
+        Self::Agent(Agent::Driver),
         Self::Agent(Agent::Vcuda),
         Self::Agent(Agent::Mps),
         Self::Agent(Agent::HamiCore),
@@ -76,6 +80,7 @@ impl Component {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Agent(Agent::None) => "node-agent",
+            Self::Agent(Agent::Driver) => "node-agent-driver",
             Self::Agent(Agent::Vcuda) => "node-agent-vcuda",
             Self::Agent(Agent::Mps) => "node-agent-mps",
             Self::Agent(Agent::HamiCore) => "node-agent-hami-core",

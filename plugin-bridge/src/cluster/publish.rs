@@ -45,12 +45,13 @@ pub fn status(
     static_status: &StaticStatus,
     drift: &[String],
 ) -> GPUShadowStatus {
-    let (mut status, deviations, is_ready) = node.with(|state, _| {
+    let (mut status, deviations, is_ready, obstacle) = node.with(|state, _| {
         let mut status = GPUShadowStatus::of(state.ledger(), &node.topology, |uid| state.pod_name(uid));
         for (index, card) in status.cards.iter_mut().enumerate() {
             card.closed_because = state.closed_because(index.into()).unwrap_or_default().to_owned();
         }
-        (status, state.legacy_deviations(), state.is_ready())
+        let obstacle = state.isolation_obstacle().map(str::to_owned);
+        (status, state.legacy_deviations(), state.is_ready(), obstacle)
     });
     for holder in status.cards.iter_mut().flat_map(|card| &mut card.holders) {
         let id = HolderId::new(&holder.uid, &holder.container);
@@ -93,8 +94,29 @@ pub fn status(
                 drift.join("; ")
             },
         ),
+        isolation_condition(&static_status.isolation, obstacle.as_deref()),
     ];
     status
+}
+
+fn isolation_condition(isolation: &str, obstacle: Option<&str>) -> Condition {
+    match obstacle {
+        Some(why) => condition(
+            "IsolationReady",
+            false,
+            "NotReady",
+            &format!("isolation {isolation}: {why}; this node takes no share meanwhile"),
+        ),
+        None if isolation == "none" => condition(
+            "IsolationReady",
+            true,
+            "None",
+            "isolation none: a container can use more than its share of a card",
+        ),
+        None => {
+            condition("IsolationReady", true, "Ready", &format!("isolation {isolation} can limit containers"))
+        }
+    }
 }
 
 fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Condition {

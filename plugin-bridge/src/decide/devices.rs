@@ -79,6 +79,7 @@ impl NodeState {
         self.owner.keys().for_each(|key| mark(key, Owner::Substitute));
         let requested = self.grants.values().filter(|g| g.resource == Resource::Shared(shared));
         requested.flat_map(|g| &g.requested).for_each(|key| mark(key, Owner::Kubelet));
+        let withdrawn = withdrawn || self.isolation_obstacle().is_some();
         let mut healths = vec![false; all.len()];
         for card in self.ledger.indexes() {
             let state = self.ledger.state(card);

@@ -83,6 +83,8 @@ pub struct NodeState {
     /// Containers whose devices of NVIDIA's plugin are on no card of this node (any more).
     pub(super) elsewhere: BTreeSet<HolderId>,
     pub(super) registration: Registration,
+    /// Why shares cannot be limited on this node: none is added meanwhile.
+    isolation_obstacle: Option<String>,
     /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
@@ -118,6 +120,7 @@ impl NodeState {
             elsewhere: BTreeSet::new(),
             unaccounted: BTreeMap::new(),
             registration: Registration::default(),
+            isolation_obstacle: None,
             cordoned: BTreeSet::new(),
             restored: Vec::new(),
             withdrawn: BTreeMap::new(),
@@ -224,6 +227,22 @@ impl NodeState {
 
     pub(super) fn mark_changed(&mut self) {
         self.version += 1;
+    }
+
+    /// Why shares cannot be limited on this node, if so. Whether that has changed.
+    pub fn set_isolation_obstacle(&mut self, obstacle: Option<String>) -> bool {
+        if self.isolation_obstacle == obstacle {
+            return false;
+        }
+        self.freed += u64::from(obstacle.is_none());
+        self.isolation_obstacle = obstacle;
+        self.mark_changed();
+        true
+    }
+
+    #[must_use]
+    pub fn isolation_obstacle(&self) -> Option<&str> {
+        self.isolation_obstacle.as_deref()
     }
 
     /// A card's health by our own inventory.

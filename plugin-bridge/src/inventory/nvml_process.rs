@@ -137,6 +137,10 @@ impl Found {
     /// unhealthy.
     #[must_use]
     pub fn change_since(&self, first: &Self) -> Option<String> {
+        let (driver, before) = (&self.driver_version, &first.driver_version);
+        if driver != before && !driver.is_empty() && !before.is_empty() {
+            return Some(format!("the driver is {driver} and was {before}"));
+        }
         self.cards.iter().enumerate().find_map(|(position, (index, card))| {
             let before = first.cards.iter().position(|(_, before)| before.uuid == card.uuid);
             let Some(before) = before else { return Some(format!("{} has come", card.uuid)) };
@@ -363,6 +367,10 @@ mod tests {
         let change = |now: &[(u32, &str, bool)]| found(now).change_since(&first);
         assert_eq!(change(&[(0, "a", false)]), None, "a missing card is unhealthy");
         assert_eq!(change(&[(0, "a", false), (1, "b", true)]).as_deref(), Some("MIG was switched on on b"));
+        let updated = Found { driver_version: "615.1".into(), ..first.clone() };
+        let before = Found { driver_version: "550.2".into(), ..first.clone() };
+        assert_eq!(updated.change_since(&before).as_deref(), Some("the driver is 615.1 and was 550.2"));
+        assert_eq!(first.change_since(&before), None, "a version that NVML does not tell");
         assert_eq!(change(&[(0, "c", false)]).as_deref(), Some("c has come"));
         assert_eq!(change(&[(1, "a", false)]).as_deref(), Some("a has another number than before"));
         let mut reshaped = found(&[(1, "b", true)]);

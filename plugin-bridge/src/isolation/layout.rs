@@ -8,12 +8,12 @@ pub struct VcudaConfig {
     /// Soft limit of cores; 0: none.
     pub limit: i32,
     pub container: String,
-    /// PCI address of the card, at most 15 bytes.
+    /// PCI address of the card, at most 15 bytes: see [`short_bus_id`].
     pub bus_id: String,
     pub memory: u64,
     pub cores: i32,
     pub hard: bool,
-    pub driver: (i32, i32),
+    pub driver: (u32, u32),
     /// Whether anything is limited: not on whole cards.
     pub enable: bool,
 }
@@ -36,6 +36,16 @@ impl VcudaConfig {
         put(&mut file, 8228, &self.driver.1.to_ne_bytes());
         put(&mut file, 8232, &i32::from(self.enable).to_ne_bytes());
         file
+    }
+}
+
+/// A PCI address with four digits of domain, as in the first form of `nvmlPciInfo_t`, which the controller reads: NVML now writes
+/// eight, which its 16 bytes do not hold.
+#[must_use]
+pub(super) fn short_bus_id(bus_id: &str) -> &str {
+    match bus_id.split_once(':') {
+        Some((domain, _)) if domain.len() == 8 => bus_id.get(4..).unwrap_or(bus_id),
+        _ => bus_id,
     }
 }
 
@@ -86,6 +96,18 @@ mod tests {
         assert_eq!(ints, [30, 1, 550, 1, 1]);
         let long = VcudaConfig { pod_uid: "x".repeat(60), ..config };
         assert_eq!(long.bytes()[47], 0, "a text that is too long still ends");
+    }
+
+    #[test]
+    fn an_address_is_written_whole() {
+        for (of_nvml, expected) in [
+            ("00000000:65:00.0", "0000:65:00.0"),
+            ("00000001:C1:00.0", "0001:C1:00.0"),
+            ("0000:65:00.0", "0000:65:00.0"),
+            ("", ""),
+        ] {
+            assert_eq!(short_bus_id(of_nvml), expected);
+        }
     }
 
     #[test]

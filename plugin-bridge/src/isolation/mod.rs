@@ -1,8 +1,12 @@
 //! How a container is limited to its share of a card. One strategy per node pool; the GPUShadow reports it, `none` included.
 //!
-//! A strategy adds to the answer of Allocate, when the pod is only a candidate, and prepares the host before the container starts,
+//! A strategy is checked against what the node has, at the start and from then on: where it cannot limit, the node takes no share.
+//! It adds to the answer of Allocate, when the pod is only a candidate, and prepares the host before the container starts,
 //! when the holder is known. So what differs by pod is behind a path that is named by the *devices*, and is created late.
 
+pub mod check;
+mod driver;
+mod folders;
 mod hami;
 mod layout;
 mod mps;
@@ -12,13 +16,16 @@ mod vcuda_server;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use gpu_migrate_model::ask::Demand;
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::ledger::HolderId;
 
-use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
+use gpu_migrate_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
+pub use check::NodeFacts;
+pub use driver::Driver;
 pub use hami::HamiCore;
 pub use layout::{VcudaConfig, pids_config};
 pub use mps::Mps;
@@ -29,6 +36,8 @@ pub enum Kind {
     /// Containers can use more than their share.
     #[default]
     None,
+    /// NVIDIA's driver limits memory, by the container's cgroup.
+    Driver,
     /// gpu-manager's vcuda-controller, in front of libcuda.
     Vcuda,
     /// NVIDIA's Multi-Process Service.
@@ -59,6 +68,9 @@ pub trait Isolation: Send + Sync + std::fmt::Debug {
     /// Its name in the GPUShadow.
     fn name(&self) -> &'static str;
 
+    /// Why it cannot limit a container on this node as it is now, and what to do; `None` where it can. May block.
+    fn obstacle(&self) -> Option<String>;
+
     /// Adds what a container needs to its answer.
     fn shape(&self, share: &Share<'_>, answer: &mut ContainerAllocateResponse);
 
@@ -71,9 +83,18 @@ pub trait Isolation: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// Removes what belongs to pods that are gone: all but those of `current` UIDs.
-    fn remove_stale(&self, current: &BTreeSet<String>) {
-        let _ = current;
+    /// Serves a container again that an earlier process of the agent has prepared, and that may be running. Called often.
+    ///
+    /// # Errors
+    /// The system's; it is called again.
+    fn resume(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
+        let _ = (holder, share);
+        Ok(())
+    }
+
+    /// Removes what belongs to pods that are gone: all but those of `current` UIDs, and but what was made after `new`.
+    fn remove_stale(&self, current: &BTreeSet<String>, new: SystemTime) {
+        let _ = (current, new);
     }
 }
 
@@ -85,6 +106,10 @@ impl Isolation for NoIsolation {
         "none"
     }
 
+    fn obstacle(&self) -> Option<String> {
+        None
+    }
+
     fn shape(&self, _: &Share<'_>, _: &mut ContainerAllocateResponse) {}
 }
 
@@ -93,7 +118,7 @@ impl Isolation for NoIsolation {
 pub struct Folders {
     /// Libraries, in one folder per version (see [`current_library`]).
     pub libraries: PathBuf,
-    /// gpu-manager's root: `vm` below it.
+    /// What is made for each container: `vm` (gpu-manager's) and `hami` below it.
     pub manager: PathBuf,
     /// Root of the MPS control daemon: `pipe` and `shm` below it.
     pub mps: PathBuf,
@@ -109,14 +134,15 @@ impl Default for Folders {
     }
 }
 
-/// The strategy of this kind.
+/// The strategy of this kind, on a node that has this.
 #[must_use]
-pub fn strategy(kind: Kind, folders: &Folders) -> Arc<dyn Isolation> {
+pub fn strategy(kind: Kind, folders: &Folders, node: NodeFacts) -> Arc<dyn Isolation> {
     match kind {
         Kind::None => Arc::new(NoIsolation),
-        Kind::Vcuda => Arc::new(Vcuda::new(folders.clone())),
-        Kind::Mps => Arc::new(Mps::new(folders.mps.clone())),
-        Kind::HamiCore => Arc::new(HamiCore::new(folders.clone())),
+        Kind::Driver => Arc::new(Driver::new(node)),
+        Kind::Vcuda => Arc::new(Vcuda::new(folders, node)),
+        Kind::Mps => Arc::new(Mps::new(folders.mps.clone(), node)),
+        Kind::HamiCore => Arc::new(HamiCore::new(folders)),
     }
 }
 
@@ -140,23 +166,30 @@ pub(crate) fn safe(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
+fn mount(from: &Path, to: &str, read_only: bool) -> Mount {
+    Mount { host_path: from.display().to_string(), container_path: to.to_owned(), read_only }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use gpu_migrate_model::units::{Blocks, Cores};
 
-    /// A share of 30 cores and 2 GiB on one card, shaped by a strategy.
+    pub(crate) const PART: Demand = Demand { cores: Cores(30), blocks: Blocks(8), legacy: 0 };
+
+    /// A share of so many cores and 2 GiB on one card, shaped by a strategy.
     pub(crate) fn shaped(isolation: &dyn Isolation, cores: u32) -> ContainerAllocateResponse {
         let card = Card { uuid: "GPU-a".into(), minor: 3, memory_mib: 81920, ..Card::default() };
         let mut answer = ContainerAllocateResponse::default();
-        let demand = Demand { cores: Cores(cores), blocks: Blocks(8), legacy: 0 };
+        let demand = Demand { cores: Cores(cores), ..PART };
         isolation.shape(&Share { demand, cards: &[&card], key: "core-300" }, &mut answer);
         answer
     }
 
     #[test]
-    fn without_isolation_nothing_is_added() {
+    fn without_isolation_nothing_is_added_and_nothing_needed() {
         assert_eq!(shaped(&NoIsolation, 30), ContainerAllocateResponse::default());
+        assert_eq!(NoIsolation.obstacle(), None);
     }
 
     #[test]

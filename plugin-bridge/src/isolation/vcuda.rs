@@ -1,40 +1,42 @@
 //! gpu-manager's vcuda-controller: a library in front of libcuda, configured per container by a registration over a socket.
+//!
+//! It is of 2022: it has no `cuGetProcAddress_v2`, by which programs of CUDA 12 and newer get every function, and finds its container in
+//! the `memory` line of `/proc/self/cgroup` (`loader.c`, `get_cgroup_data`), which cgroup v2 does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use gpu_migrate_model::ledger::HolderId;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::layout::VcudaConfig;
+use super::check::missing_file;
+use super::layout::{VcudaConfig, short_bus_id};
 use super::vcuda_server::{self, Registered};
-use super::{Folders, Isolation, Share, current_library, safe};
-use gpu_migrate_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
+use super::{Folders, Isolation, NodeFacts, Share, current_library, folders, mount};
+use gpu_migrate_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 /// The strategy `vcuda`.
 #[derive(Debug)]
 pub struct Vcuda {
-    folders: Folders,
+    libraries: PathBuf,
+    root: PathBuf,
     /// One socket for each pod: ends with the token.
     served: Mutex<BTreeMap<String, (CancellationToken, Registered)>>,
+    node: NodeFacts,
 }
 
 impl Vcuda {
     /// With the controller's libraries in versions below `libraries/vcuda` (`nvidia` for parts, `origin` for whole cards).
     #[must_use]
-    pub fn new(folders: Folders) -> Self {
-        Self { folders, served: Mutex::default() }
-    }
-
-    fn vm(&self) -> PathBuf {
-        self.folders.manager.join("vm")
-    }
-
-    /// Where the container's `/etc/vcuda` comes from. Named by its devices, because the pod is not known when this is answered;
-    /// it is a link to the pod's own folder by the time the container is created.
-    fn by_devices(&self, key: &str) -> PathBuf {
-        self.vm().join("by-devices").join(safe(key))
+    pub fn new(folders: &Folders, node: NodeFacts) -> Self {
+        Self {
+            libraries: folders.libraries.join("vcuda"),
+            root: folders.manager.join("vm"),
+            served: Mutex::default(),
+            node,
+        }
     }
 }
 
@@ -43,40 +45,57 @@ impl Isolation for Vcuda {
         "vcuda"
     }
 
+    fn obstacle(&self) -> Option<String> {
+        match self.node.cuda {
+            Some((major, minor)) if major >= 12 => {
+                return Some(format!(
+                    "the driver supports CUDA {major}.{minor}, and vcuda-controller limits programs up to CUDA 11 only: use another isolation"
+                ));
+            }
+            None => {
+                return Some(
+                    "NVML does not tell the driver's CUDA version, and vcuda-controller ends before 12"
+                        .to_owned(),
+                );
+            }
+            Some(_) => {}
+        }
+        if self.node.cgroup_v2 {
+            return Some(
+                "vcuda-controller reads cgroup v1, and this node has v2: use another isolation".to_owned(),
+            );
+        }
+        if !self.node.host_pids {
+            return Some(
+                "the node agent does not see the host's processes: its pod needs hostPID".to_owned(),
+            );
+        }
+        let library = current_library(&self.libraries);
+        missing_file(&library, "nvidia/lib64/libcuda-control.so").or_else(|| missing_file(&library, "origin"))
+    }
+
     fn shape(&self, share: &Share<'_>, answer: &mut ContainerAllocateResponse) {
-        let library = current_library(&self.folders.libraries.join("vcuda"));
+        let library = current_library(&self.libraries);
         let library = library.join(if share.is_part() { "nvidia" } else { "origin" });
         answer.envs.insert("LD_LIBRARY_PATH".to_owned(), "/usr/local/nvidia/lib64".to_owned());
-        let mount = |from: PathBuf, to: &str| Mount {
-            host_path: from.display().to_string(),
-            container_path: to.to_owned(),
-            read_only: true,
-        };
-        answer
-            .mounts
-            .extend([mount(library, "/usr/local/nvidia"), mount(self.by_devices(share.key), "/etc/vcuda")]);
+        let own = folders::by_devices(&self.root, share.key);
+        answer.mounts.extend([mount(&library, "/usr/local/nvidia", true), mount(&own, "/etc/vcuda", true)]);
     }
 
     fn prepare(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
-        let folder = self.vm().join(safe(&holder.pod_uid));
+        let folder = folders::of_pod(&self.root, &holder.pod_uid);
         std::fs::create_dir_all(&folder)?;
-        let link = self.by_devices(share.key);
-        if std::fs::read_link(&link).ok().as_ref() != Some(&folder) {
-            let temporary = link.with_extension("new");
-            std::fs::create_dir_all(link.parent().unwrap_or(&link))?;
-            let _ = std::fs::remove_file(&temporary);
-            std::os::unix::fs::symlink(&folder, &temporary)?;
-            std::fs::rename(&temporary, &link)?;
-        }
+        folders::link(&self.root, share.key, &folder)?;
+        let bus_id = share.cards.first().map(|card| short_bus_id(&card.bus_id)).unwrap_or_default();
         let config = VcudaConfig {
             pod_uid: holder.pod_uid.clone(),
             limit: 0,
             container: holder.container.clone(),
-            bus_id: share.cards.first().map(|card| card.bus_id.clone()).unwrap_or_default(),
+            bus_id: bus_id.to_owned(),
             memory: share.demand.blocks.mib() << 20,
             cores: i32::try_from(share.demand.cores.0).unwrap_or(i32::MAX),
             hard: true,
-            driver: (0, 0),
+            driver: self.node.driver.unwrap_or_default(),
             enable: share.is_part(),
         };
         let mut served = self.served.lock();
@@ -92,7 +111,15 @@ impl Isolation for Vcuda {
         Ok(())
     }
 
-    fn remove_stale(&self, current: &BTreeSet<String>) {
+    fn resume(&self, holder: &HolderId, share: &Share<'_>) -> std::io::Result<()> {
+        let is_served = |(_, registered): &(_, Registered)| registered.lock().contains_key(&holder.container);
+        if self.served.lock().get(&holder.pod_uid).is_some_and(is_served) {
+            return Ok(());
+        }
+        self.prepare(holder, share)
+    }
+
+    fn remove_stale(&self, current: &BTreeSet<String>, new: SystemTime) {
         self.served.lock().retain(|uid, (stop, _)| {
             let keep = current.contains(uid);
             if !keep {
@@ -100,47 +127,34 @@ impl Isolation for Vcuda {
             }
             keep
         });
-        let keep: BTreeSet<String> = current.iter().map(|uid| safe(uid)).collect();
-        for entry in std::fs::read_dir(self.vm()).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != "by-devices" && !keep.contains(&name) {
-                let _ = std::fs::remove_dir_all(entry.path());
-            }
-        }
-        for entry in std::fs::read_dir(self.vm().join("by-devices")).into_iter().flatten().flatten() {
-            // The link's target has been removed.
-            if !entry.path().exists() {
-                let _ = std::fs::remove_file(entry.path());
-            }
-        }
+        folders::remove_stale(&self.root, current, new);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::shaped;
+    use super::super::tests::{PART, shaped};
     use super::*;
     use crate::proto::vcuda::VDeviceRequest;
     use crate::proto::vcuda::vcuda_service_client::VcudaServiceClient;
-    use gpu_migrate_model::ask::Demand;
     use gpu_migrate_model::card::Card;
-    use gpu_migrate_model::units::{Blocks, Cores};
 
     #[tokio::test]
     async fn a_container_registers_and_finds_its_limits() {
         let root = tempfile::tempdir().unwrap();
         let folders =
             Folders { manager: root.path().into(), libraries: root.path().join("lib"), ..Folders::default() };
-        let vcuda = Vcuda::new(folders);
+        let vcuda = Vcuda::new(&folders, ABLE);
         let answer = shaped(&vcuda, 30);
         assert_eq!(answer.mounts[0].host_path, root.path().join("lib/vcuda/nvidia").display().to_string());
         assert!(shaped(&vcuda, 100).mounts[0].host_path.ends_with("origin"));
         assert_eq!(answer.mounts[1].container_path, "/etc/vcuda");
 
-        let card = Card { uuid: "GPU-a".into(), bus_id: "0000:65:00.0".into(), ..Card::default() };
-        let demand = Demand { cores: Cores(30), blocks: Blocks(8), legacy: 0 };
+        let card = Card { uuid: "GPU-a".into(), bus_id: "00000000:65:00.0".into(), ..Card::default() };
         let holder = HolderId::new("pod-uid", "main");
-        vcuda.prepare(&holder, &Share { demand, cards: &[&card], key: "core-300" }).unwrap();
+        let share = Share { demand: PART, cards: &[&card], key: "core-300" };
+        assert!(vcuda.obstacle().is_some_and(|why| why.contains("libcuda-control.so is missing")));
+        vcuda.prepare(&holder, &share).unwrap();
         let etc_vcuda = std::path::PathBuf::from(&answer.mounts[1].host_path);
         let channel = gpu_migrate_kubelet_api::socket::dial(&etc_vcuda.join("vcuda.sock")).await.unwrap();
         let request = |container: &str| VDeviceRequest {
@@ -153,6 +167,8 @@ mod tests {
         client.register_v_device(request("main")).await.unwrap();
         let config = std::fs::read(etc_vcuda.join("abc/vcuda.config")).unwrap();
         assert_eq!(config.len(), 8240);
+        assert_eq!(&config[8192..8205], b"0000:65:00.0\0");
+        assert_eq!(&config[8224..8232], [470_u32.to_ne_bytes(), 82_u32.to_ne_bytes()].concat());
         assert!(etc_vcuda.join("abc/pids.config").exists());
         let unknown = client.register_v_device(request("other")).await.unwrap_err();
         assert_eq!(unknown.code(), tonic::Code::NotFound);
@@ -162,7 +178,39 @@ mod tests {
             tonic::Code::InvalidArgument
         );
 
-        vcuda.remove_stale(&BTreeSet::new());
+        // The next process of the agent serves the container again.
+        drop(client);
+        drop(vcuda);
+        let vcuda = Vcuda::new(&folders, ABLE);
+        vcuda.resume(&holder, &share).unwrap();
+        vcuda.resume(&holder, &share).unwrap();
+        let channel = gpu_migrate_kubelet_api::socket::dial(&etc_vcuda.join("vcuda.sock")).await.unwrap();
+        VcudaServiceClient::new(channel).register_v_device(request("main")).await.unwrap();
+
+        vcuda.remove_stale(&BTreeSet::new(), SystemTime::now());
         assert!(!etc_vcuda.exists());
+    }
+
+    const ABLE: NodeFacts =
+        NodeFacts { driver: Some((470, 82)), cuda: Some((11, 4)), cgroup_v2: false, host_pids: true };
+
+    #[test]
+    fn it_refuses_what_its_controller_cannot_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = Folders { libraries: root.path().into(), ..Folders::default() };
+        let on = |node| Vcuda::new(&folders, node);
+        std::fs::create_dir_all(root.path().join("vcuda/nvidia/lib64")).unwrap();
+        std::fs::create_dir_all(root.path().join("vcuda/origin")).unwrap();
+        std::fs::write(root.path().join("vcuda/nvidia/lib64/libcuda-control.so"), "elf").unwrap();
+        assert_eq!(on(ABLE).obstacle(), None);
+        for (node, expected) in [
+            (NodeFacts { cuda: Some((12, 0)), ..ABLE }, "up to CUDA 11 only"),
+            (NodeFacts { cuda: None, ..ABLE }, "does not tell"),
+            (NodeFacts { cgroup_v2: true, ..ABLE }, "cgroup v1"),
+            (NodeFacts { host_pids: false, ..ABLE }, "hostPID"),
+        ] {
+            let why = on(node).obstacle().unwrap_or_default();
+            assert!(why.contains(expected), "{why}");
+        }
     }
 }

@@ -90,21 +90,25 @@ impl Shared {
         if self.resource != SharedResource::Cores {
             return Ok(());
         }
-        let (held, demand) = self.node.with(|state, _| {
-            let held: Vec<CardIndex> = state.ledger().held_by(holder).map(|(index, _)| index).collect();
-            (held, state.demand_of_holder(holder))
-        });
-        let cards = self.cards(held);
-        let cards: Vec<&Card> = cards.iter().collect();
-        if let Some(number) = self.outdated_answer(ids, &cards) {
-            return Err(Status::failed_precondition(format!(
-                "{holder}: it was allocated {number}, which is of another card since the node's cards changed; delete the pod"
-            )));
-        }
-        self.write_cdi(&cards, ids)?;
-        let isolation = &self.config.isolation;
-        isolation.prepare(holder, &Share { demand, cards: &cards, key: &key(ids) }).map_err(|error| {
-            Status::internal(format!("{holder}: preparing isolation {} failed: {error}", isolation.name()))
+        let obstacle = self.node.with(|state, _| state.isolation_obstacle().map(str::to_owned));
+        with_share(&self.node, holder, ids, |share| {
+            if let Some(number) = self.outdated_answer(ids, share.cards) {
+                return Err(Status::failed_precondition(format!(
+                    "{holder}: it was allocated {number}, which is of another card since the node's cards changed; delete the pod"
+                )));
+            }
+            self.write_cdi(share.cards, ids)?;
+            let isolation = &self.config.isolation;
+            let prepared = match obstacle {
+                Some(why) if share.is_part() => Err(std::io::Error::other(why)),
+                _ => isolation.prepare(holder, share),
+            };
+            prepared.map_err(|error| {
+                Status::internal(format!(
+                    "{holder}: preparing isolation {} failed: {error}",
+                    isolation.name()
+                ))
+            })
         })
     }
 
@@ -174,6 +178,16 @@ impl Shared {
             }
         })
     }
+}
+
+/// What a container has by the ledger, for its isolation. `ids` are those of its cores.
+pub fn with_share<R>(node: &Node, holder: &HolderId, ids: &[String], act: impl FnOnce(&Share<'_>) -> R) -> R {
+    let (cards, demand) = node.with(|state, _| {
+        let held = state.ledger().held_by(holder).filter_map(|(index, _)| state.ledger().card(index));
+        (held.cloned().collect::<Vec<Card>>(), state.demand_of_holder(holder))
+    });
+    let cards: Vec<&Card> = cards.iter().collect();
+    act(&Share { demand, cards: &cards, key: &key(ids) })
 }
 
 /// Identifies a container by its first core: no other container has that at the same time.

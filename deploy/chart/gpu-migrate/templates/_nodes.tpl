@@ -37,13 +37,14 @@ spec:
       # Exceptions to the restricted standard, and why:
       #   root     the kubelet's directories belong to root; no capability is needed
       #   hostPath the kubelet's device-plugin and pod-resources directories are its interface
-      {{- if $v.hostPID }}
+      {{- $hostPID := or $v.hostPID (eq .isolation "vcuda") }}
+      {{- if $hostPID }}
       #   hostPID  NVML lists the processes of its caller's PID namespace alone
       {{- end }}
-      {{- if ne .isolation "none" }}
+      {{- if has .isolation (list "vcuda" "hami-core" "mps") }}
       #   hostPath the isolation's libraries and sockets are given to containers from the host
       {{- end }}
-      {{- if $v.hostPID }}
+      {{- if $hostPID }}
       hostPID: true
       {{- end }}
       securityContext:
@@ -65,9 +66,7 @@ spec:
       {{- end }}
       {{- $folders := list }}
       {{- if has .isolation (list "vcuda" "hami-core") }}
-      {{- $folders = append $folders (dict "name" "libraries" "path" $v.libraryDir) }}
-      {{- end }}
-      {{- if eq .isolation "vcuda" }}
+      {{- $folders = append $folders (dict "name" "libraries" "path" $v.libraryDir "readOnly" true) }}
       {{- $folders = append $folders (dict "name" "manager" "path" $v.managerDir) }}
       {{- end }}
       {{- if eq .isolation "mps" }}
@@ -111,8 +110,6 @@ spec:
             {{- end }}
             {{- if has .isolation (list "vcuda" "hami-core") }}
             - --library-dir={{ $v.libraryDir }}
-            {{- end }}
-            {{- if eq .isolation "vcuda" }}
             - --manager-dir={{ $v.managerDir }}
             {{- end }}
             {{- if eq .isolation "mps" }}
@@ -139,7 +136,7 @@ spec:
             - {name: pod-resources, mountPath: {{ $v.kubeletDir }}/pod-resources, readOnly: true}
             - {name: cgroup, mountPath: /host/sys/fs/cgroup, readOnly: true}
             {{- range $folders }}
-            - {name: {{ .name }}, mountPath: {{ .path }}}
+            - {name: {{ .name }}, mountPath: {{ .path }}{{ if .readOnly }}, readOnly: true{{ end }}}
             {{- end }}
           securityContext: {{- include "gpu-migrate.containerSecurity" .root | nindent 12 }}
           resources: {{- toYaml $v.resources | nindent 12 }}
