@@ -217,7 +217,7 @@ fn a_quota_gets_its_counterpart_by_the_policys_ratio() {
     );
     let all = list(vec![namespace(), policy(), quota(limits.clone())]);
     let (_, table, _) = run(&["quota", "translate", "-o", "table"], &all);
-    assert!(table.contains("ns         gpus   8      400    160     danlu"), "{table}");
+    assert!(table.contains("ns         gpus   8      400 cores and 160 blocks (40 GiB)  danlu"), "{table}");
     let (_, out, _) = run(&["quota", "translate", "-o", "json"], &all);
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["items"][0], object);
     let (code, out, err) = run(&["quota", "translate"], &list(vec![namespace(), quota(limits.clone())]));
@@ -297,6 +297,21 @@ fn a_malformed_policy_is_named_and_hides_nothing() {
     assert!(out.contains("no-go    pods: cannot be read: ") && out.contains("GPUMigration bad"), "{out}");
 }
 
+/// With another system as the target no promise of ours holds on its nodes.
+#[test]
+fn preflight_says_whose_the_nodes_of_another_target_are() {
+    let mut cluster = ready_cluster();
+    let mut hami = policy();
+    hami["spec"]["convert"]["target"] = json!("hami");
+    replace(&mut cluster, hami);
+    let (code, out, _) = run(&["preflight"], &list(cluster));
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("warning  pods: policy danlu converts to HAMi: its scheduler and its plugin serve"),
+        "{out}"
+    );
+}
+
 /// Every mistake alone is found and named; all together are all found.
 #[test]
 fn preflight_finds_every_mistake() {
@@ -328,6 +343,11 @@ fn preflight_finds_every_mistake() {
                 "metadata": {"name": "scheduler", "namespace": "kube-system"}, "data": {"config.yaml": config},
             }));
         }),
+        ("IsolationReady=False: isolation mps: no MPS control daemon answers", |c| {
+            let shadow = c.iter_mut().find(|object| object["kind"] == "GPUShadow").unwrap();
+            shadow["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "IsolationReady", "status": "False", "reason": "NotReady",
+                "message": "isolation mps: no MPS control daemon answers", "lastTransitionTime": "2026-11-21T12:00:00Z"}));
+        }),
         ("I1 broken", |c| c.push(pod("intruder", share(10), on_card(1)))),
         ("150: expected 1 to 100", |c| {
             let mut bad = policy();
@@ -343,11 +363,6 @@ fn preflight_finds_every_mistake() {
         assert!(out.lines().any(|line| line.starts_with("no-go") && line.contains(said)), "{said}: {out}");
         assert!(out.ends_with("\nno-go\n"));
     }
-        ("IsolationReady=False: isolation mps: no MPS control daemon answers", |c| {
-            let shadow = c.iter_mut().find(|object| object["kind"] == "GPUShadow").unwrap();
-            shadow["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "IsolationReady", "status": "False", "reason": "NotReady",
-                "message": "isolation mps: no MPS control daemon answers", "lastTransitionTime": "2026-11-21T12:00:00Z"}));
-        }),
     let mut cluster = ready_cluster();
     let together = [0, 2, 3, 4, 5, 7, 8];
     for number in together {

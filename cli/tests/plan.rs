@@ -41,6 +41,42 @@ fn two_cards_become_200_cores_and_84_blocks() {
     }
 }
 
+/// The other systems' forms, with what is theirs said beside.
+#[test]
+fn a_policy_may_convert_to_another_systems_form() {
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: danlu}, spec: {containers: [{name: c, image: i, resources: {limits: {nvidia.com/gpu: 1}}}]}}";
+    for (target, cores, lines) in [
+        (
+            "volcano",
+            50,
+            vec![
+                "+        volcano.sh/vgpu-cores: \"50\"",
+                "+        volcano.sh/vgpu-memory: \"10752\"",
+                "+  schedulerName: volcano",
+            ],
+        ),
+        ("hami", 50, vec!["         nvidia.com/gpu: 1", "+        nvidia.com/gpumem: \"10752\""]),
+        ("kai", 50, vec!["-        nvidia.com/gpu: 1", "+    gpu-memory: \"10752\""]),
+        ("hami", 100, vec!["+    gpu-migrate.io/policy: danlu@0"]),
+    ] {
+        let policy = format!(
+            "\
+            {{apiVersion: v1, kind: Namespace, metadata: {{name: danlu, labels: {{gpu-migrate.io/opt-in: 'true', gpu-migrate.io/project: danlu}}}}}}\n\
+            ---\n\
+            {{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {{name: danlu}}, spec: {{project: danlu, mode: Enforce, convert: {{target: {target}, coresPerCard: {cores}}}}}}}\n"
+        );
+        let (code, out, err) = run(&["plan", "-f", "-"], &format!("{policy}---\n{pod}"));
+        assert_eq!((code, err.as_str()), (0, ""), "{out}");
+        for line in lines {
+            assert!(
+                out.lines().any(|l| l.replace('"', "") == line.replace('"', "")),
+                "{target}: {line:?} is not in\n{out}"
+            );
+        }
+        assert!(out.contains("scheduler and plugin serve it"), "{out}");
+    }
+}
+
 #[test]
 fn the_examples_give_this_plan() {
     let (code, out, err) = run(&["plan", "-f", "."], "");

@@ -89,6 +89,9 @@ pub const KUEUE_GROUP: &str = "kueue.x-k8s.io/pod-group-name";
 /// Pod annotation of Kueue: how many pods the group has.
 pub const KUEUE_GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
 
+/// Pod annotation of KAI: MiB of a card for the pod's container.
+pub const KAI_MEMORY: &str = "gpu-memory";
+
 /// Pod annotation: card models that will do, comma-separated.
 pub const CARD_MODEL: &str = "gpu-migrate.io/card-model";
 /// Pod annotation: only these card UUIDs, comma-separated.

@@ -264,7 +264,8 @@ impl ListedPod {
     pub fn of(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref();
         let policy = annotations.and_then(|all| all.get(names::POLICY));
-        let whole_cards = requests_whole_cards(pod);
+        // The form of some targets names whole cards too.
+        let whole_cards = policy.is_none() && requests_whole_cards(pod);
         let relevant = whole_cards || policy.is_some() || is_labelled(labels(&pod.metadata));
         if !is_active(pod) || !relevant {
             return None;
@@ -873,6 +874,22 @@ mod tests {
         };
         assert_eq!(blocking("OrderedReady"), ["s-2"]);
         assert!(blocking("Parallel").is_empty());
+    }
+
+    /// HAMi's form names `nvidia.com/gpu`.
+    #[test]
+    fn a_pod_that_was_converted_counts_so_whatever_its_form_names() {
+        let pod = |name: &str, annotations: Value| {
+            json!({"kind": "Pod", "metadata": {"name": name, "uid": name, "namespace": "a", "annotations": annotations},
+                "spec": template(json!({}), 1)["spec"], "status": {"phase": "Running"}})
+        };
+        let objects = json!([
+            namespace("a", Some("p"), "true"),
+            pod("converted", json!({"gpu-migrate.io/policy": "m@1"})),
+            pod("legacy", json!({})),
+        ]);
+        let counts = observed(listed(objects), policy("p")).counts;
+        assert_eq!((counts.converted, counts.legacy, counts.unconvertible), (1, 1, 0));
     }
 
     #[test]

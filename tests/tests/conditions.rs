@@ -52,11 +52,13 @@ fn every_pod_of_a_guarded_namespace_is_reviewed() {
 fn the_backstop_refuses_only_what_was_not_reviewed() {
     let [policy, _] = configuration().admission_policy(true);
     let reviewed = json!({"annotations": {"gpu-migrate.io/reviewed": "not_in_rollout"}});
+    let converted = json!({"annotations": {"gpu-migrate.io/policy": "p@1"}});
     let gpu = Some("nvidia.com/gpu");
     for (name, pod, passes) in [
         ("not reviewed", pod(gpu, json!({})), false),
         ("not reviewed, other annotations", pod(gpu, json!({"annotations": {"a": "b"}})), false),
         ("reviewed", pod(gpu, reviewed), true),
+        ("converted to HAMi", pod(gpu, converted), true),
         ("converted", pod(Some("tencent.com/vcuda-core"), json!({})), true),
         ("no card", pod(None, json!({})), true),
     ] {

@@ -6,6 +6,7 @@ use gpu_migrate_model::annotation::PolicyRef;
 use gpu_migrate_model::crd::{
     Convert, Direction, GPUMigration, GPUMigrationSpec, MigrationMode, MultiCard, OnUnconvertible,
 };
+use gpu_migrate_model::names;
 use gpu_migrate_model::units::{Blocks, Cores};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::collections::BTreeMap;
@@ -159,6 +160,7 @@ fn conversion(convert: &Convert, settings: &Settings) -> Result<Conversion, Poli
         dialect: settings.dialect.clone(),
         base: Ratio { cores: convert.cores_per_card.0, blocks: convert.blocks_per_card.0 },
         overrides,
+        target: convert.target,
         share_multi_card: convert.multi_card == MultiCard::Scale,
         mapped,
     })
@@ -210,15 +212,24 @@ fn scheduling(spec: &GPUMigrationSpec) -> Result<Scheduling, PolicyError> {
     let mut selector_remove = edit.node_selector.remove.clone();
     selector_remove.sort_unstable();
     selector_remove.dedup();
+    let target = spec.convert.target;
+    // The policy's default is the name of our own scheduler.
+    let scheduler_name = match edit.scheduler_name.as_str() {
+        "" => None,
+        names::SCHEDULER => target.scheduler().map(str::to_owned),
+        name => Some(name.to_owned()),
+    };
     Ok(Scheduling {
-        scheduler_name: Some(edit.scheduler_name.clone()).filter(|name| !name.is_empty()),
+        scheduler_name,
         replace_schedulers: edit.replace_schedulers.clone(),
         runtime_class_name: edit.runtime_class_name.clone(),
         selector_remove,
         selector_set: edit.node_selector.set.clone(),
         toleration_remove: edit.tolerations.remove_keys.clone(),
         toleration_add,
-        gate_gangs: edit.gang_gate,
+        labels_set: target.labels(),
+        // Only our extender takes the gate away.
+        gate_gangs: edit.gang_gate && target.is_ours(),
     })
 }
 

@@ -168,9 +168,10 @@ impl WebhookConfiguration {
         let message = format!(
             "this pod asks for {legacy} in an opted-in namespace, and the webhook of gpu-migrate has not reviewed it"
         );
-        let reviewed = names::REVIEWED;
+        // The form of some targets names whole cards too.
+        let (reviewed, converted) = (names::REVIEWED, names::POLICY);
         let expression = format!(
-            "!{} || (has(object.metadata.annotations) && '{reviewed}' in object.metadata.annotations)",
+            "!{} || (has(object.metadata.annotations) && ('{reviewed}' in object.metadata.annotations || '{converted}' in object.metadata.annotations))",
             self.asks_for(false)
         );
         let policy = json!({

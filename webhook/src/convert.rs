@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use gpu_migrate_model::ask::{AskError, check_share};
 use gpu_migrate_model::names::{Dialect, MIG_PREFIX, SHARED_SUFFIX};
+use gpu_migrate_model::target::{Request, Target};
 use gpu_migrate_model::units::{Blocks, Cores};
 
-use crate::view::ContainerView;
+use crate::view::{ContainerView, PodView};
 
 /// What stands for one card, or for one unit of a mapped resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct Override {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
     pub dialect: Dialect,
+    /// In whose words converted containers request their shares.
+    pub target: Target,
     pub base: Ratio,
     /// Exceptions, from the least specific (product) to the most (container and product).
     pub overrides: Vec<Override>,
@@ -48,6 +51,8 @@ pub struct Conversions<'c> {
     pub replaced: Vec<&'c str>,
     pub cores: u32,
     pub blocks: u32,
+    /// What it requests instead.
+    pub request: Request,
     /// Names of GPU resources that stay, since no policy maps them.
     pub left: Vec<&'c str>,
 }
@@ -111,7 +116,38 @@ impl Conversion {
         result.cores = whole(name, &self.dialect.cores, cores)?;
         result.blocks = whole(name, &self.dialect.memory, blocks)?;
         check_share(name, &self.dialect, Cores(result.cores), Blocks(result.blocks))?;
+        if result.converts() {
+            result.request = self.request(Cores(result.cores), Blocks(result.blocks));
+            let whole = [(self.dialect.legacy.clone(), u64::from(result.cards))];
+            if result.replaced == [&self.dialect.legacy] && result.request.resources == whole {
+                // The target takes whole cards as they are.
+                let Conversions { cards, left, .. } = result;
+                return Ok(Conversions { cards, left, ..Conversions::default() });
+            }
+        }
         Ok(result)
+    }
+
+    /// A share in the target's words; ours are configuration.
+    fn request(&self, cores: Cores, blocks: Blocks) -> Request {
+        if !self.target.is_ours() {
+            return self.target.request(cores, blocks);
+        }
+        let amounts = [(&self.dialect.cores, cores.0), (&self.dialect.memory, blocks.0)];
+        let amounts = amounts.into_iter().filter(|(_, amount)| *amount > 0);
+        let resources = amounts.map(|(name, amount)| (name.clone(), u64::from(amount)));
+        Request { resources: resources.collect(), annotations: Vec::new() }
+    }
+
+    /// Whether a pod asks for shares already, ours or the target's.
+    #[must_use]
+    pub fn is_shared_pod(&self, pod: &PodView<'_>) -> bool {
+        let of_target = |container: &ContainerView<'_>| {
+            !self.target.is_ours() && self.target.share_resources().any(|resource| asks(container, resource))
+        };
+        let mark = self.target.share_annotation();
+        mark.is_some_and(|key| pod.metadata.annotation(key).is_some())
+            || pod.containers().any(|(_, one)| is_shared(one, &self.dialect) || of_target(one))
     }
 
     /// Right-sizing is for containers of one card: two cards at 50 must not quietly become one card. Several cards
@@ -160,6 +196,11 @@ pub fn is_shared(container: &ContainerView<'_>, dialect: &Dialect) -> bool {
     asks(container, &dialect.cores) || asks(container, &dialect.memory)
 }
 
+/// Whether a container asks for shares of any system.
+pub fn is_shared_anywhere(container: &ContainerView<'_>) -> bool {
+    Target::ALL.iter().any(|target| target.share_resources().any(|resource| asks(container, resource)))
+}
+
 /// Whether a container asks for a resource; a value of 0 asks for nothing.
 #[must_use]
 pub fn asks(container: &ContainerView<'_>, resource: &str) -> bool {
@@ -180,6 +221,7 @@ mod tests {
         };
         Conversion {
             dialect: Dialect::default(),
+            target: Target::default(),
             base: Ratio { cores: 100, blocks: 42 },
             overrides: vec![
                 layer(Some("A100"), None, None, Some(316)),

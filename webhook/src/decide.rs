@@ -176,7 +176,12 @@ pub fn decide<'p>(pod: &PodView<'_>, request: &RequestContext<'_>, policies: &'p
     if !opted_in(request, policies) {
         return Decision::skipped(Skip::NotOptedIn);
     }
-    let mut decision = match governing(pod, request, policies) {
+    let governing = governing(pod, request, policies);
+    let shared = match &governing {
+        Ok(policy) => policy.conversion.is_shared_pod(pod),
+        Err(_) => pod.containers().any(|(_, container)| is_shared(container, &policies.settings().dialect)),
+    };
+    let mut decision = match governing {
         Ok(policy) => under_policy(pod, request, policies, policy),
         Err(decision) => *decision,
     };
@@ -184,7 +189,7 @@ pub fn decide<'p>(pod: &PodView<'_>, request: &RequestContext<'_>, policies: &'p
     if decision.patch.is_empty() && decision.deny.is_none() {
         let dialect = &policies.settings().dialect;
         let mut edits = PatchBuilder::new(pod, dialect, "");
-        edits.continue_from_record(pod.containers().any(|(_, container)| is_shared(container, dialect)));
+        edits.continue_from_record(shared);
         guard_and_mark(&mut edits, pod, request, policies, &decision.outcome);
         let (patch, warnings) = edits.finish();
         decision.patch = patch;
@@ -297,7 +302,7 @@ fn under_policy<'p>(
     policy: &'p Policy,
 ) -> Decision<'p> {
     let dialect = &policy.conversion.dialect;
-    let shared = pod.containers().any(|(_, container)| is_shared(container, dialect));
+    let shared = policy.conversion.is_shared_pod(pod);
     let gpus = pod.containers().any(|(_, container)| names_gpu(container, dialect));
     let owner = || request.owner.unwrap_or_else(|| TopOwner::of_pod(pod));
     let mut decision = match (shared, gpus) {
@@ -326,7 +331,8 @@ fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) 
         }
     }
     let left: Vec<String> = conversions.iter().flat_map(|(_, c, to)| stay(c, to, policy)).collect();
-    if !conversions.iter().any(|(_, _, to)| to.converts()) {
+    let converts = conversions.iter().any(|(_, _, to)| to.converts());
+    if !converts && !conversions.iter().any(|(_, _, to)| to.cards > 0) {
         return Decision { warnings: left, ..Decision::skipped(Skip::NoGpu) };
     }
     let guarded = guards(request);
@@ -336,6 +342,9 @@ fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) 
         return unconvertible(policy, &why);
     }
     let mut edits = PatchBuilder::new(pod, &policy.conversion.dialect, &policy.reference_text);
+    if !converts {
+        edits.hand_over();
+    }
     for (place, container, to) in &conversions {
         edits.convert(*place, container, to, guarded);
     }
@@ -352,11 +361,13 @@ fn legacy_pod(pod: &PodView<'_>, request: &RequestContext<'_>, policy: &Policy) 
             blocks: to.blocks,
         });
     let changes: Vec<Change> = changes.collect();
-    let described = describe(&changes);
+    let described = if converts { describe(&changes) } else { "whole cards, as they are".to_owned() };
     let mut decision = Decision { changes, patch, warnings, ..Decision::untouched(Outcome::Converted) };
     if pod.metadata.controller().is_none() {
         // A person made this pod and reads the answer; a controller does not.
-        decision.warnings.insert(0, summary(policy, "converts", &described));
+        let target = policy.conversion.target;
+        let does = if target.is_ours() { "converts".into() } else { format!("converts to {target}") };
+        decision.warnings.insert(0, summary(policy, &does, &described));
     }
     decision.audit = Some(("changes", described));
     decision
@@ -399,7 +410,8 @@ fn shared_pod(
     }
     edits.drop_stale_choice();
     let outcome = Outcome::Skipped(Skip::AlreadyShared);
-    if pod.containers().any(|(_, container)| asks(container, &dialect.legacy)) {
+    let ours = policy.conversion.target.is_ours();
+    if ours && pod.containers().any(|(_, container)| asks(container, &dialect.legacy)) {
         edits
             .warn("left alone: it asks for whole cards and for shares; no node places such a pod".to_owned());
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gpu_migrate_model::names::{self, HAMI_RESOURCES};
 use gpu_migrate_model::units::Cores;
 
-use crate::convert::{Conversions, asks};
+use crate::convert::{Conversions, asks, gpu_resources};
 use crate::policy::Policy;
 use crate::view::{ContainerView, PodView, env_from_may_set};
 
@@ -37,7 +37,9 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
         self.scheduler()?;
         self.gang()?;
         self.runtime_class()?;
+        let mut shares = 0;
         for (container, to) in containers {
+            shares += usize::from(!to.request.annotations.is_empty());
             self.memory(container, to)?;
             if let Some(other) = HAMI_RESOURCES.iter().find(|resource| asks(container, resource)) {
                 return Err(format!("container {}: {other} is a request to HAMi", container.name));
@@ -50,7 +52,30 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
                 ));
             }
         }
-        Ok(())
+        self.one_share(shares)
+    }
+
+    /// An annotation is about the whole pod.
+    fn one_share(&self, shares: usize) -> Result<(), String> {
+        let target = self.policy.conversion.target;
+        if shares == 0 {
+            return Ok(());
+        }
+        let dialect = &self.policy.conversion.dialect;
+        let asks = |container: &ContainerView<'_>| {
+            gpu_resources(container, dialect).iter().any(|resource| asks(container, resource))
+        };
+        let mut asking = self.pod.containers().filter(|(_, container)| asks(container));
+        match (asking.next(), asking.count()) {
+            (_, more @ 1..) => Err(format!(
+                "{} containers ask for cards: {target} gives a share to one container of a pod",
+                more + 1
+            )),
+            (Some((place, container)), 0) if place.init => {
+                Err(format!("container {}: {target} gives no share to an init container", container.name))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A scheduler of its own (Volcano, HAMi) brings its own rules, gangs among them, that ours does not know.
@@ -71,6 +96,9 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
 
     /// The extender refuses a gang of which it does not know the size.
     fn gang(&self) -> Result<(), String> {
+        if !self.policy.conversion.target.is_ours() {
+            return Ok(());
+        }
         let Some(gang) = self.pod.metadata.annotation(names::GANG_NAME) else { return Ok(()) };
         let size = self.pod.metadata.annotation(names::GANG_SIZE).and_then(|size| size.parse::<u32>().ok());
         match size {

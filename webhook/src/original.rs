@@ -33,6 +33,8 @@ pub struct Original<'a> {
     pub scheduling_gates: ListEdit<'a>,
     #[serde(borrow, default, skip_serializing_if = "MapEdit::is_empty")]
     pub annotations: MapEdit<'a>,
+    #[serde(borrow, default, skip_serializing_if = "MapEdit::is_empty")]
+    pub labels: MapEdit<'a>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,9 +85,7 @@ fn is_false(value: &bool) -> bool {
 impl<'a> Original<'a> {
     /// Whether it is the record of a conversion, not only of a guarded pod.
     pub(crate) fn converts(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|(_, container)| !container.limits.is_empty() || !container.requests.is_empty())
+        self.containers.iter().any(|(_, container)| container.converts())
     }
 
     /// The record after a second run, which wrote `later`: what the first run found is what the pod was. The policy stays that
@@ -106,6 +106,7 @@ impl<'a> Original<'a> {
             tolerations: self.tolerations.followed_by(later.tolerations),
             scheduling_gates: self.scheduling_gates.followed_by(later.scheduling_gates),
             annotations: self.annotations.followed_by(later.annotations),
+            labels: self.labels.followed_by(later.labels),
         }
     }
 
@@ -125,6 +126,12 @@ fn merged<'a>(former: Former<'a>, later: Former<'a>) -> Former<'a> {
 impl ContainerOriginal<'_> {
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether it got something else. One that asked for 0 cards got nothing in their place.
+    pub(crate) fn converts(&self) -> bool {
+        let mut amounts = self.limits.iter().chain(self.requests.iter());
+        amounts.any(|(_, amount)| amount.as_ref().is_none_or(|amount| amount.as_str() != "0"))
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Scheduling {
     pub toleration_remove: Vec<String>,
     /// Tolerations that are added where they are missing.
     pub toleration_add: Vec<Constant>,
+    /// Labels that the target's pods need.
+    pub labels_set: &'static [(&'static str, &'static str)],
     /// Whether members of a gang get a scheduling gate.
     pub gate_gangs: bool,
 }

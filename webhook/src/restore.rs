@@ -31,6 +31,7 @@ pub fn restore(pod: &mut Value) -> Result<bool, RestoreError> {
                 .retain(|key, _| ![names::ORIGINAL, names::POLICY, names::REVIEWED].contains(&key.as_str()));
         }
         restore_map(metadata, "annotations", &original.annotations);
+        restore_map(metadata, "labels", &original.labels);
     }
     Ok(true)
 }

@@ -13,8 +13,8 @@ use gpu_migrate_model::view::{ExtendedResources, Place};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::convert::{Conversions, asks, gpu_resources, is_shared};
-use crate::original::{ContainerOriginal, Former, ListEdit, Original};
+use crate::convert::{Conversions, asks, gpu_resources, is_shared, is_shared_anywhere};
+use crate::original::{ContainerOriginal, Former, ListEdit, MapEdit, Original};
 use crate::policy::{Constant, Scheduling};
 use crate::text::{PatchText, array, object, string};
 use crate::view::{ContainerView, EnvEntries, PodView, env_from_may_set};
@@ -29,6 +29,10 @@ pub(crate) struct PatchBuilder<'p, 'a> {
     former: Option<Original<'p>>,
     /// What the annotation [`names::REVIEWED`] is to say.
     reviewed: Option<&'static str>,
+    /// It goes to the target as it is, and its record says so even where nothing else changes.
+    hands_over: bool,
+    /// Annotations that a target takes shares from.
+    annotations: Vec<(&'static str, String)>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -40,7 +44,8 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
     pub(crate) fn new(pod: &'p PodView<'a>, dialect: &'p Dialect, policy: &'p str) -> Self {
         let record = Original { policy: policy.into(), ..Original::default() };
         let (patch, former, reviewed) = (PatchText::default(), None, None);
-        Self { pod, dialect, patch, record, former, reviewed, warnings: Vec::new() }
+        let (hands_over, annotations, warnings) = (false, Vec::new(), Vec::new());
+        Self { pod, dialect, patch, record, former, reviewed, hands_over, annotations, warnings }
     }
 
     /// Goes on from the record of an earlier rewrite of this same pod (reinvocation). True where that was a conversion. The
@@ -52,22 +57,33 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         self.former.as_ref().is_some_and(Original::converts)
     }
 
+    /// The target takes this pod's whole cards as they are: the pod is recorded as converted all the same.
+    pub(crate) fn hand_over(&mut self) {
+        self.hands_over = !self.continue_from_record(false) && self.former.is_none();
+    }
+
     /// Exchanges the resources of a container and takes away a choice of cards that would override the plugin's. One that gets
     /// nothing is guarded where `guarded` says so.
     pub(crate) fn convert(
         &mut self,
         place: Place,
         container: &'p ContainerView<'a>,
-        to: &Conversions<'p>,
+        to: &'p Conversions<'p>,
         guarded: bool,
     ) {
         let index = place.index.to_string();
         let at = [place.list(), index.as_str()];
         let mut record = ContainerOriginal::default();
         if let Some(resources) = &container.resources {
-            let mut exchange = |field, map| exchange(&mut self.patch, (at, field, map), to, self.dialect);
+            let mut exchange = |field, map| exchange(&mut self.patch, (at, field, map), to);
             record.limits = exchange("limits", &resources.limits);
             record.requests = exchange("requests", &resources.requests);
+        }
+        let pod = self.pod;
+        for (key, value) in &to.request.annotations {
+            let former = pod.metadata.annotation(key).map(Amount::from);
+            self.record.annotations.keys.push(*key, former);
+            self.annotations.push((*key, value.clone()));
         }
         if to.converts() {
             record.env = self.show_plugins_choice(place, container);
@@ -88,7 +104,9 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
             return ListEdit::default();
         }
         let gpus = || gpu_resources(container, self.dialect).iter().any(|resource| asks(container, resource));
-        if is_shared(container, self.dialect) || gpus() {
+        let recorded = self.former.as_ref().and_then(|former| former.containers.get(&container.name));
+        let converted = recorded.is_some_and(ContainerOriginal::converts);
+        if converted || is_shared(container, self.dialect) || is_shared_anywhere(container) || gpus() {
             // Which cards it gets is known on the node alone: there is no value that could be set here.
             if env_from_may_set(container, VISIBLE) {
                 self.warn(format!(
@@ -140,6 +158,7 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
             selector_set,
             toleration_remove,
             toleration_add,
+            labels_set,
             gate_gangs,
         } = scheduling;
         let spec = &self.pod.spec;
@@ -155,6 +174,7 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
         }
         self.edit_selector(selector_remove, selector_set);
         self.edit_tolerations(toleration_remove, toleration_add);
+        self.set_labels(labels_set);
         if *gate_gangs && self.pod.metadata.annotation(names::GANG_NAME).is_some() {
             self.add_gate();
         }
@@ -192,6 +212,22 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
             for (key, value) in sets {
                 self.patch.add(&["spec", "nodeSelector", key], |out| string(out, value));
             }
+        }
+    }
+
+    fn set_labels(&mut self, wanted: &'static [(&'static str, &'static str)]) {
+        let pod = self.pod;
+        let former = |key: &str| pod.metadata.label(key);
+        let changed: Vec<_> =
+            wanted.iter().copied().filter(|(key, value)| former(key) != Some(value)).collect();
+        let created = pod.metadata.labels.is_none() && !changed.is_empty();
+        let keys = changed.iter().map(|(key, _)| (*key, former(key).map(Amount::from))).collect();
+        self.record.labels = MapEdit { keys, created };
+        if created {
+            return self.patch.add(&["metadata", "labels"], |out| object(out, changed.into_iter()));
+        }
+        for (key, value) in changed {
+            self.patch.add(&["metadata", "labels", key], |out| string(out, value));
         }
     }
 
@@ -248,11 +284,21 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
 
     /// The patch, with the record written into the pod. Empty when nothing changed.
     pub(crate) fn finish(self) -> (PatchText, Vec<String>) {
-        let Self { pod, dialect: _, mut patch, mut record, former, reviewed, warnings } = self;
+        let Self {
+            pod,
+            dialect: _,
+            mut patch,
+            mut record,
+            former,
+            reviewed,
+            hands_over,
+            annotations: of_shares,
+            warnings,
+        } = self;
         let created = pod.metadata.annotations.is_none();
-        let mut annotations = Vec::new();
+        let mut annotations: Vec<_> = of_shares.iter().map(|(key, value)| (*key, value.as_str())).collect();
         let (text, policy);
-        if !patch.is_empty() {
+        if !patch.is_empty() || hands_over {
             record.annotations.created = created;
             record = match former {
                 None => record,
@@ -289,21 +335,23 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
 fn exchange<'p>(
     patch: &mut PatchText,
     (at, field, map): ([&str; 2], &str, &'p Map<'_, Amount<'_>, ExtendedResources>),
-    to: &Conversions<'p>,
-    dialect: &'p Dialect,
+    to: &'p Conversions<'p>,
 ) -> Former<'p> {
     let path = |name| ["spec", at[0], at[1], "resources", field, name];
     let mut former = Former::default();
-    for name in &to.replaced {
-        let Some(amount) = map.get(name) else { continue };
-        former.push(*name, Some(amount.clone()));
+    let requested = &to.request.resources;
+    let replaced = || to.replaced.iter().filter_map(|name| Some((*name, map.get(name)?)));
+    for (name, amount) in replaced().filter(|(name, _)| requested.iter().all(|(wanted, _)| wanted != name)) {
+        former.push(name, Some(amount.clone()));
         patch.remove(&path(name));
     }
-    let held = !former.is_empty();
-    for (name, amount) in [(&dialect.cores, to.cores), (&dialect.memory, to.blocks)] {
-        if held && amount > 0 {
-            former.push(name.as_str(), map.get(name).cloned());
-            patch.add(&path(name), |out| string(out, &amount.to_string()));
+    let held = replaced().next().is_some();
+    for (name, amount) in requested.iter().filter(|_| held) {
+        let (before, amount) = (map.get(name), amount.to_string());
+        // HAMi counts cards by the name of whole ones.
+        if before.is_none_or(|before| before.as_str() != amount) {
+            former.push(name.as_str(), before.cloned());
+            patch.add(&path(name), |out| string(out, &amount));
         }
     }
     former

@@ -5,6 +5,8 @@
 mod common;
 
 use common::{Case, namespace, pod, policy};
+use gpu_migrate_model::target::Target;
+use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use gpu_migrate_webhook::policy::Policies;
@@ -207,6 +209,57 @@ proptest! {
         let second = run(done.pod.clone());
         prop_assert!(second.untouched(), "second run: {:?}", second.patch);
 
+        let mut back = done.pod;
+        prop_assert_eq!(restore(&mut back).unwrap(), !done.patch.0.is_empty());
+        prop_assert_eq!(back, pod);
+    }
+
+    /// The same for the targets that are not ours.
+    #[test]
+    fn every_pod_converts_once_to_each_target_and_goes_back(
+        (pod, asks) in any_pod(), (mut spec, cores, blocks) in any_policy(), guard in any::<bool>(),
+        labelled in any::<bool>(), target in prop::sample::select(&Target::ALL[1..]),
+    ) {
+        let mut pod = pod;
+        if labelled {
+            pod["metadata"]["labels"] = json!({"own": "label"});
+        }
+        let more: &[(&str, &str)] = if guard { &[("gpu-migrate.io/void-guard", "true")] } else { &[] };
+        spec["convert"]["target"] = json!(target);
+        let run = |pod: Value| {
+            Case::new(pod).policies(vec![policy("p", spec.clone())]).namespace(namespace(more)).run()
+        };
+        let done = run(pod.clone());
+        let asking: Vec<&Ask> = asks.iter().filter(|ask| ask.cards.is_some_and(|cards| cards > 0)).collect();
+        let one_share = asking.len() == 1 && asking[0].cards == Some(1) && cores < 100;
+        let inits = pod["spec"]["initContainers"].as_array().map_or(0, Vec::len);
+        let scheduled_by_default = matches!(pod["spec"]["schedulerName"].as_str(), None | Some("default-scheduler"));
+        if one_share && scheduled_by_default && (target != Target::Kai || inits == 0) {
+            prop_assert_eq!(&done.outcome, "converted", "{:?}", done.warnings);
+        }
+        if done.outcome == "converted" {
+            let all = ["initContainers", "containers"].map(|list| done.pod["spec"][list].as_array().cloned());
+            let containers: Vec<Value> = all.into_iter().flatten().flatten().collect();
+            for (container, ask) in containers.iter().zip(&asks).filter(|(_, ask)| ask.cards.is_some_and(|n| n > 0)) {
+                let (cores, blocks) = promised(ask.cards.unwrap(), cores, blocks);
+                let wanted = target.request(Cores(cores), Blocks(blocks));
+                let limits = container["resources"]["limits"].as_object().unwrap();
+                for (name, amount) in &wanted.resources {
+                    let got = limits.get(name).map(|got| got.as_str().map_or(got.to_string(), str::to_owned));
+                    prop_assert_eq!(got, Some(amount.to_string()), "{} {}", name, container);
+                }
+                let counted = wanted.resources.iter().any(|(name, _)| name == "nvidia.com/gpu");
+                prop_assert_eq!(limits.contains_key("nvidia.com/gpu"), counted, "{}", container);
+                for (key, value) in &wanted.annotations {
+                    prop_assert_eq!(&done.pod["metadata"]["annotations"][key], &json!(value));
+                }
+            }
+            for (key, value) in target.labels() {
+                prop_assert_eq!(&done.pod["metadata"]["labels"][key], &json!(value));
+            }
+        }
+        let second = run(done.pod.clone());
+        prop_assert!(second.untouched(), "second run: {:?}", second.patch);
         let mut back = done.pod;
         prop_assert_eq!(restore(&mut back).unwrap(), !done.patch.0.is_empty());
         prop_assert_eq!(back, pod);

@@ -872,3 +872,36 @@ fn a_second_run_and_the_way_back() {
         assert_eq!(pod, everything);
     }
 }
+
+/// KAI's share is an annotation, which cannot say for which of several containers it is.
+#[test]
+fn what_a_target_has_no_form_for_is_not_converted() {
+    let container = |name: &str| json!({"name": name, "resources": {"limits": {"nvidia.com/gpu": "1"}}});
+    let convert = |target: &str, cores: u32| json!({"convert": {"target": target, "coresPerCard": cores, "blocksPerCard": 20}});
+    let run = |spec: Value, convert: Value| Case::new(pod(spec)).policies(vec![policy("p", convert)]).run();
+    let two = json!({"containers": [container("a"), container("b")]});
+    let init = json!({"initContainers": [container("a")], "containers": [{"name": "b"}]});
+    for (spec, expected) in [
+        (two, "2 containers ask for cards: KAI gives a share to one container of a pod"),
+        (init, "container a: KAI gives no share to an init container"),
+    ] {
+        let done = run(spec, convert("kai", 50));
+        assert_eq!(done.outcome, "unconvertible");
+        assert!(done.warnings.iter().any(|warning| warning.contains(expected)), "{:?}", done.warnings);
+        assert!(done.untouched());
+    }
+    let one = json!({"containers": [container("a")]});
+    let done = run(one.clone(), convert("kai", 50));
+    assert_eq!(done.pod["metadata"]["annotations"]["gpu-memory"], "5120");
+    assert_eq!(done.pod["spec"]["schedulerName"], "kai-scheduler");
+    let done = run(one.clone(), convert("hami", 100));
+    assert_eq!(done.outcome, "converted", "a wave waits for it");
+    assert_eq!(done.pod["metadata"]["annotations"]["gpu-migrate.io/policy"], "p@1");
+    assert_eq!(done.pod["spec"], done.before["spec"]);
+    let done = run(one, convert("hami", 50));
+    assert_eq!(
+        done.pod["spec"]["containers"][0]["resources"]["limits"],
+        json!({"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "5120"})
+    );
+    assert!(done.pod["spec"]["schedulerName"].is_null(), "HAMi's webhook sets it");
+}

@@ -398,6 +398,14 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             "Write a GPUMigration, see examples/policies.yaml",
         );
     }
+    for policy in snapshot.migrations.iter().filter(|policy| !policy.spec.convert.target.is_ours()) {
+        let target = policy.spec.convert.target;
+        let found = format!(
+            "policy {} converts to {target}: its scheduler and its plugin serve those pods, and gpu-migrate does not keep them apart from whole cards",
+            policy.name_any()
+        );
+        report.add(Level::Warn, found, "Give that system nodes of its own, without a node agent of gpu-migrate and without NVIDIA's plugin, and send the pods there (spec.scheduling)");
+    }
     let plan = decide(objects, &rules, "default");
     for entry in &plan.entries {
         if let Outcome::CannotConvert { why, then } = &entry.outcome {

@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use gpu_migrate_model::crd::{GPUMigration, MigrationMode, specificity};
 use gpu_migrate_model::names::{Dialect, OPT_IN, PROJECT};
 use gpu_migrate_model::quantity::Quantity;
-use gpu_migrate_model::units::Blocks;
+use gpu_migrate_model::target::Target;
+use gpu_migrate_model::units::{Blocks, Cores};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams};
@@ -23,8 +24,8 @@ pub struct Translation {
     pub name: String,
     pub cards: u64,
     pub policy: String,
-    pub cores: u64,
-    pub blocks: u64,
+    /// Resources and the most of them that the cards become.
+    pub limits: BTreeMap<String, u64>,
     /// It already has limits for shares: these.
     pub present: bool,
 }
@@ -46,6 +47,11 @@ pub enum QuotaError {
         "ResourceQuota {namespace}/{name}: no policy (GPUMigration) for project {project}: no conversion ratio is defined"
     )]
     NoPolicy { namespace: String, name: String, project: String },
+    /// Shares that are an annotation.
+    #[error(
+        "ResourceQuota {namespace}/{name}: shares of {target} are no resources, so that no ResourceQuota limits them: limit its queue"
+    )]
+    NoResource { namespace: String, name: String, target: Target },
 }
 
 fn key(resource: &str) -> String {
@@ -89,24 +95,25 @@ fn one(
             key: key(&dialect.legacy),
             value: value.0.clone(),
         })?;
-    let Some((policy, (cores, blocks))) = largest(migrations, project, &namespace) else {
+    let Some((policy, most)) = largest(migrations, project, &namespace) else {
         return Err(QuotaError::NoPolicy { namespace, name, project: project.to_owned() });
     };
-    Ok(Some(Translation {
-        namespace,
-        name,
-        cards,
-        policy,
-        cores: cards.saturating_mul(cores.into()),
-        blocks: cards.saturating_mul(blocks.into()),
-        present: hard.contains_key(&key(&dialect.cores)) && hard.contains_key(&key(&dialect.memory)),
-    }))
+    let mut limits = BTreeMap::new();
+    for (target, (cores, blocks)) in most {
+        let quota = target.quota(cards, Cores(cores), Blocks(blocks));
+        if quota.is_empty() {
+            return Err(QuotaError::NoResource { namespace, name, target });
+        }
+        limits.extend(quota.into_iter().map(|(resource, most)| (resource.to_owned(), most)));
+    }
+    let present = limits.keys().all(|resource| hard.contains_key(&key(resource)));
+    Ok(Some(Translation { namespace, name, cards, policy, limits, present }))
 }
 
 /// The policies in force in a namespace, and the most that one of them makes of a card, overrides and whole cards for containers of
 /// several included: a limit must not refuse what a policy converts to. Those that select pods of the namespace by label
-/// count beside the one for all its pods, which is the narrowest of those.
-fn largest(migrations: &[GPUMigration], project: &str, namespace: &str) -> Option<(String, (u32, u32))> {
+/// count beside the one for all its pods, which is the narrowest of those. By the target that they convert to.
+fn largest(migrations: &[GPUMigration], project: &str, namespace: &str) -> Option<(String, Ratios)> {
     let here = migrations.iter().filter(|one| {
         let names = one.spec.r#match.as_ref().map_or(&[][..], |narrow| &narrow.namespaces);
         one.spec.project == project && (names.is_empty() || names.iter().any(|name| name == namespace))
@@ -121,36 +128,48 @@ fn largest(migrations: &[GPUMigration], project: &str, namespace: &str) -> Optio
         std::cmp::Reverse((specificity(names, None), one.spec.mode != MigrationMode::Off))
     });
     let in_force = all.into_iter().take(1).chain(some).collect::<Vec<_>>();
-    let ratios = in_force.iter().flat_map(|one| {
-        let convert = &one.spec.convert;
-        let base = (convert.cores_per_card.0, convert.blocks_per_card.0);
-        let overrides = convert.overrides.iter().map(move |layer| {
-            (
-                layer.cores_per_card.map_or(base.0, |cores| cores.0),
-                layer.blocks_per_card.map_or(base.1, |blocks| blocks.0),
-            )
-        });
-        overrides.chain([base])
-    });
-    let most = ratios.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))?;
-    Some((in_force.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", "), most))
+    let mut most = Ratios::new();
+    for convert in in_force.iter().map(|one| &one.spec.convert) {
+        let base = (convert.cores_per_card, convert.blocks_per_card);
+        let of_target = most.entry(convert.target).or_default();
+        let layers = convert.overrides.iter().map(|layer| (layer.cores_per_card, layer.blocks_per_card));
+        for (cores, blocks) in layers.chain([(None, None)]) {
+            of_target.0 = of_target.0.max(cores.unwrap_or(base.0).0);
+            of_target.1 = of_target.1.max(blocks.unwrap_or(base.1).0);
+        }
+    }
+    let names = in_force.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", ");
+    (!most.is_empty()).then_some((names, most))
 }
+
+/// Most cores and most blocks that a card becomes, by target.
+type Ratios = BTreeMap<Target, (u32, u32)>;
 
 impl Translation {
     /// The added limits for `kubectl apply --server-side`. The limit on whole cards stays: during the migration a project has both
     /// kinds of pods.
     #[must_use]
     pub fn manifest(&self) -> Value {
-        let dialect = Dialect::default();
+        let limits = self.limits.iter().map(|(resource, most)| (key(resource), most.to_string()));
         json!({
             "apiVersion": "v1",
             "kind": "ResourceQuota",
             "metadata": {"namespace": self.namespace, "name": self.name},
-            "spec": {"hard": {
-                key(&dialect.cores): self.cores.to_string(),
-                key(&dialect.memory): self.blocks.to_string(),
-            }},
+            "spec": {"hard": limits.collect::<BTreeMap<_, _>>()},
         })
+    }
+
+    /// `400 cores and 168 blocks (42.0 GiB)` of ours, and the resources of another target.
+    fn shown(&self) -> String {
+        let dialect = Dialect::default();
+        let each = self.limits.iter().map(|(resource, most)| match resource {
+            name if *name == dialect.cores => format!("{most} cores"),
+            name if *name == dialect.memory => {
+                style::blocks(Blocks(u32::try_from(*most).unwrap_or(u32::MAX)))
+            }
+            name => format!("{name}: {most}"),
+        });
+        each.collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -184,7 +203,7 @@ pub(crate) async fn command(
                 continue;
             }
         };
-        let Translation { namespace, name, cards, policy, cores, blocks, .. } = &translation;
+        let Translation { namespace, name, cards, policy, .. } = &translation;
         if args.apply {
             let quotas = Api::<ResourceQuota>::namespaced(args.cluster.client().await?, namespace);
             // Not forced: limits on shares set by others stay.
@@ -193,9 +212,7 @@ pub(crate) async fn command(
             patched.with_context(|| format!("ResourceQuota {namespace}/{name}"))?;
         }
         rows.push(
-            [namespace, name, &cards.to_string(), &cores.to_string(), &blocks.to_string(), policy]
-                .map(String::clone)
-                .to_vec(),
+            [namespace, name, &cards.to_string(), &translation.shown(), policy].map(String::clone).to_vec(),
         );
         items.push(translation.manifest());
         if args.output != Output::Yaml {
@@ -204,9 +221,9 @@ pub(crate) async fn command(
         if args.apply {
             writeln!(
                 out,
-                "resourcequota/{name} in {namespace}: {} are {cores} cores and {} by policy {policy}{}",
+                "resourcequota/{name} in {namespace}: {} are {} by policy {policy}{}",
                 counted(*cards as usize, "card"),
-                style::blocks(Blocks(u32::try_from(*blocks).unwrap_or(u32::MAX))),
+                translation.shown(),
                 dry(args.change)
             )?;
         } else {
@@ -216,7 +233,7 @@ pub(crate) async fn command(
     }
     match args.output {
         Output::Table => {
-            let titles = ["NAMESPACE", "QUOTA", "CARDS", "CORES", "BLOCKS", "POLICY"];
+            let titles = ["NAMESPACE", "QUOTA", "CARDS", "SHARES", "POLICY"];
             rows.insert(0, titles.map(|title| paint(HEAD, title)).to_vec());
             out.write_all(columns(&rows).as_bytes())?;
         }
@@ -252,11 +269,41 @@ mod tests {
         );
         let other = policy("other", json!({"project": "q", "mode": "Enforce"}));
         let of = |policies: &[&GPUMigration], namespace: &str| {
-            largest(&policies.iter().map(|one| (*one).clone()).collect::<Vec<_>>(), "p", namespace)
+            let policies = policies.iter().map(|one| (*one).clone()).collect::<Vec<_>>();
+            let (names, most) = largest(&policies, "p", namespace)?;
+            Some((names, most[&Target::GpuManager]))
         };
         assert_eq!(of(&[&wide, &narrow, &other], "b"), Some(("wide".into(), (25, 10))));
         assert_eq!(of(&[&wide, &narrow, &other], "a"), Some(("narrow".into(), (50, 40))));
         assert_eq!(of(&[&wide, &narrow, &labelled], "a"), Some(("narrow, labelled".into(), (60, 40))));
         assert_eq!(of(&[&other], "a"), None);
+    }
+
+    #[test]
+    fn a_quota_is_translated_into_the_targets_words() {
+        let quota: ResourceQuota =
+            serde_json::from_value(json!({"metadata": {"namespace": "a", "name": "q"},
+            "spec": {"hard": {"requests.nvidia.com/gpu": "4"}}}))
+            .unwrap();
+        let limits = |target: &str| {
+            let convert = json!({"target": target, "coresPerCard": 33, "blocksPerCard": 10});
+            let policy = policy("p", json!({"project": "p", "mode": "Enforce", "convert": convert}));
+            one(&quota, "p", &[policy])
+                .map(|translation| translation.unwrap().manifest()["spec"]["hard"].clone())
+        };
+        assert_eq!(
+            limits("gpu-manager").unwrap(),
+            json!({"requests.tencent.com/vcuda-core": "132", "requests.tencent.com/vcuda-memory": "40"})
+        );
+        assert_eq!(
+            limits("hami").unwrap(),
+            json!({"requests.nvidia.com/gpucores": "132", "requests.nvidia.com/gpumem": "10240"})
+        );
+        assert_eq!(
+            limits("volcano").unwrap(),
+            json!({"requests.volcano.sh/vgpu-number": "4", "requests.volcano.sh/vgpu-cores": "132",
+                "requests.volcano.sh/vgpu-memory": "10240"})
+        );
+        assert!(limits("kai").unwrap_err().to_string().contains("shares of KAI are no resources"));
     }
 }

@@ -5,9 +5,9 @@ use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
 use super::{indirect, systems};
 use crate::manifest::{Manifest, Origin, Source};
 use gpu_migrate_model::ask::{Demand, PodAsk};
-use gpu_migrate_model::crd::{GPUConfig, GPUMigration, GPUShadow, read_strict};
+use gpu_migrate_model::crd::{Convert, GPUConfig, GPUMigration, GPUShadow, read_strict};
 use gpu_migrate_model::names::{self, Dialect, GROUP};
-use gpu_migrate_model::units::Cores;
+use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_operator::kinds::Described;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
 use gpu_migrate_webhook::obstacles::ClusterFacts;
@@ -367,9 +367,21 @@ fn converted(
     if manifest.kind == "Job" {
         notes.push("a Job's template is immutable: this Job converts when it is re-created".to_owned());
     }
-    let whole = keeps_whole(&rewrite, rules);
+    let convert = convert_of(&rewrite, rules);
+    let whole = convert.is_some_and(|convert| keeps_whole(convert, &rewrite));
+    let mut demanded = demand(&after, place.pointer);
+    let target = convert.map(|convert| convert.target).filter(|target| !target.is_ours());
+    if let Some(target) = target {
+        notes.push(format!("{target}'s scheduler and plugin serve it"));
+    }
+    if target.is_some() && !rewrite.changes.is_empty() {
+        // Our own resources are not in it.
+        let each = rewrite.changes.iter().map(|one| (Cores(one.cores), Blocks(one.blocks)));
+        let sum = each.fold((Cores::ZERO, Blocks::ZERO), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        demanded = Some(Demand { cores: sum.0, blocks: sum.1, legacy: 0 });
+    }
     Outcome::Converted(Box::new(Converted {
-        demand: (demand(&manifest.value, place.pointer), demand(&after, place.pointer)),
+        demand: (demand(&manifest.value, place.pointer), demanded),
         patch: serde_json::to_value(&patch).unwrap_or(Value::Null),
         after,
         policy: rewrite.policy.unwrap_or_default(),
@@ -386,11 +398,16 @@ fn converted(
     }))
 }
 
+/// How the policy that decided converts.
+fn convert_of<'r>(rewrite: &Rewrite, rules: &'r Rules) -> Option<&'r Convert> {
+    let (name, _) = rewrite.policy.as_deref()?.rsplit_once('@')?;
+    let policy = rules.migrations.iter().find(|one| one.metadata.name.as_deref() == Some(name))?;
+    Some(&policy.spec.convert)
+}
+
 /// Whether a container of several cards keeps whole ones where the policy's ratio is a share.
-fn keeps_whole(rewrite: &Rewrite, rules: &Rules) -> bool {
-    let name = rewrite.policy.as_deref().and_then(|policy| policy.rsplit_once('@')).map(|(name, _)| name);
-    let policy = rules.migrations.iter().find(|one| one.metadata.name.as_deref() == name);
-    policy.is_some_and(|policy| policy.spec.convert.cores_per_card < Cores::CARD)
+fn keeps_whole(convert: &Convert, rewrite: &Rewrite) -> bool {
+    convert.cores_per_card < Cores::CARD
         && rewrite.changes.iter().any(|one| one.cards > 1 && one.cores == one.cards * Cores::CARD.0)
 }
 

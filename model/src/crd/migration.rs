@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
+use crate::target::Target;
 use crate::units::{Blocks, Cores};
 
 /// A policy: which project, how to convert, how fast.
@@ -202,6 +203,9 @@ pub fn specificity(namespaces: &[String], pod_selector: Option<&LabelSelector>) 
     "message": "coresPerCard must be from 1 to 100: 100 is a whole card",
 }]))]
 pub struct Convert {
+    /// The system whose form converted pods get. Another than `gpu-manager` brings its own scheduler and its own plugin on the nodes.
+    #[serde(skip_serializing_if = "Target::is_ours")]
+    pub target: Target,
     /// Cores for one card; 100 is the whole card.
     pub cores_per_card: Cores,
     /// Blocks of 256 MiB for one card.
@@ -221,6 +225,7 @@ impl Default for Convert {
     /// gpu-manager's example ratio: a whole card, 42 blocks.
     fn default() -> Self {
         Self {
+            target: Target::default(),
             cores_per_card: Cores::CARD,
             blocks_per_card: Blocks(42),
             multi_card: MultiCard::Whole,

@@ -235,8 +235,14 @@ impl Keys for KnownAnnotations {
     fn keep(key: &str) -> bool {
         const PREFIXES: [&str; 3] = ["gpu-migrate.io/", "tencent.com/", "kubernetes.io/config."];
         PREFIXES.iter().any(|prefix| key.starts_with(prefix))
-            || [names::GANG_NAME, names::GANG_SIZE, names::VOLCANO_GROUP, names::KUEUE_GROUP_SIZE]
-                .contains(&key)
+            || [
+                names::GANG_NAME,
+                names::GANG_SIZE,
+                names::VOLCANO_GROUP,
+                names::KUEUE_GROUP_SIZE,
+                names::KAI_MEMORY,
+            ]
+            .contains(&key)
     }
 }
 
