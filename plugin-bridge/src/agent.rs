@@ -83,7 +83,7 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
     });
     isolation::check::once(&node, &*config.isolation);
-    remove_old_sockets(&node.paths.device_plugins());
+    endpoint::remove_old_sockets(&node.paths.device_plugins());
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = LastHealthy::new(&node, &watcher);
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health.clone()));
@@ -273,7 +273,7 @@ fn serve_shared(
     directory: &DirectoryWatch,
 ) -> watch::Receiver<RegistrationState> {
     let name = node.with(|state, _| state.resource_name(&Resource::Shared(resource)).to_owned());
-    let spec = EndpointSpec { socket: socket_name(&name), resource: name, options: SharedPlugin::options() };
+    let spec = EndpointSpec { resource: name, options: SharedPlugin::options() };
     let (sender, registration) = watch::channel(RegistrationState::default());
     let (of_service, stop) = (node.clone(), tasks.stop());
     let make =
@@ -293,7 +293,6 @@ async fn serve_legacy(
 ) {
     let start = |resource: String| {
         let spec = EndpointSpec {
-            socket: fresh_socket_name(&resource),
             resource: resource.clone(),
             options: LegacyPlugin::options(&upstreams, &resource),
         };
@@ -341,32 +340,6 @@ async fn serve_legacy(
                 }
                 return;
             }
-        }
-    }
-}
-
-/// Our sockets, and no others, have names that begin so.
-const SOCKET_PREFIX: &str = "gpu-migrate-";
-
-/// `gpu-migrate-tencent.com_vcuda-core.sock`.
-fn socket_name(resource: &str) -> String {
-    format!("{SOCKET_PREFIX}{}.sock", resource.replace('/', "_"))
-}
-
-/// One that no earlier registration had: a kubelet from 1.37 on refuses a name that it still knows.
-fn fresh_socket_name(resource: &str) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    socket_name(&format!("{resource}-{:x}", now.as_millis()))
-}
-
-/// Removes what agents that were killed left behind.
-fn remove_old_sockets(folder: &Path) {
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_ours =
-            name.to_str().is_some_and(|name| name.starts_with(SOCKET_PREFIX) && name.ends_with(".sock"));
-        if is_ours && let Err(error) = std::fs::remove_file(entry.path()) {
-            tracing::warn!(socket = %entry.path().display(), %error, "removing a socket of an earlier agent failed");
         }
     }
 }

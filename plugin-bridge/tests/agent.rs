@@ -235,6 +235,23 @@ async fn a_killed_agent_knows_the_same_again() {
     assert!(machine.stop_agent().await.is_ok());
 }
 
+/// A kubelet that has not noticed the end of a connection refuses its socket's name.
+#[tokio::test]
+async fn each_registration_has_a_socket_of_its_own() {
+    let mut machine = Machine::start().await;
+    machine.kubelet.devices.remember_sockets();
+    both_registered(&machine).await;
+    for _ in 0..2 {
+        let before = machine.kubelet.devices.registrations();
+        machine.kill_agent().await;
+        machine.start_agent();
+        until("both vcuda resources are registered anew", || {
+            machine.kubelet.devices.registrations() >= before + 2
+        })
+        .await;
+    }
+}
+
 /// A share beside a whole card, which is the first one. Returns the share's card.
 async fn admitted(machine: &Machine) -> usize {
     both_registered(machine).await;

@@ -27,6 +27,9 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Shortest and longest wait after a failed registration.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Our sockets, and no others, have names that begin so.
+const SOCKET_PREFIX: &str = "gpu-migrate-";
+
 /// Why serving or registering failed. It is retried without limit.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
@@ -47,8 +50,6 @@ pub enum EndpointError {
 #[derive(Clone, Debug)]
 pub struct EndpointSpec {
     pub resource: String,
-    /// File name of our socket in the device plugin directory.
-    pub socket: String,
     pub options: DevicePluginOptions,
 }
 
@@ -71,13 +72,14 @@ pub async fn run<S: DevicePlugin>(
     stop: CancellationToken,
 ) {
     let kubelet = directory.path().join(KUBELET_SOCKET);
-    let own = directory.path().join(&spec.socket);
     let mut back_off = BACK_OFF.0;
     while !stop.is_cancelled() {
         let Some(kubelet_stamp) = Stamp::of(&kubelet) else {
             tokio::select! { () = directory.changed() => continue, () = stop.cancelled() => break }
         };
-        match Session::start(&spec, &own, &kubelet, &make).await {
+        let name = fresh_socket_name(&spec.resource);
+        let own = directory.path().join(&name);
+        match Session::start(&spec, &own, &name, &kubelet, &make).await {
             Ok(session) => {
                 back_off = BACK_OFF.0;
                 state.send_modify(|s| (s.registrations, s.registered) = (s.registrations + 1, true));
@@ -94,13 +96,32 @@ pub async fn run<S: DevicePlugin>(
                 tokio::select! {
                     () = tokio::time::sleep(back_off) => {}
                     () = another_kubelet(&mut directory, &kubelet, kubelet_stamp) => {}
-                    () = stop.cancelled() => break,
+                    () = stop.cancelled() => {}
                 }
                 back_off = (back_off * 2).min(BACK_OFF.1);
             }
         }
+        let _ = std::fs::remove_file(&own);
     }
-    let _ = std::fs::remove_file(&own);
+}
+
+/// A file name in the device plugin directory that no earlier registration had: kubelet 1.37 refuses one that it still knows ("device
+/// plugin already connected"), however long ago the connection ended for us.
+fn fresh_socket_name(resource: &str) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{SOCKET_PREFIX}{}-{:x}.sock", resource.replace('/', "_"), now.as_millis())
+}
+
+/// Removes what agents that were killed left behind.
+pub fn remove_old_sockets(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours =
+            name.to_str().is_some_and(|name| name.starts_with(SOCKET_PREFIX) && name.ends_with(".sock"));
+        if is_ours && let Err(error) = std::fs::remove_file(entry.path()) {
+            tracing::warn!(socket = %entry.path().display(), %error, "removing a socket of an earlier agent failed");
+        }
+    }
 }
 
 /// Waits until the kubelet's socket is another one.
@@ -121,6 +142,7 @@ impl Session {
     async fn start<S: DevicePlugin>(
         spec: &EndpointSpec,
         own: &Path,
+        name: &str,
         kubelet: &Path,
         make: &MakeService<S>,
     ) -> Result<Self, EndpointError> {
@@ -133,7 +155,7 @@ impl Session {
         let service = DevicePluginServer::new(make(streams.clone()));
         let server = socket::serve(listener, Routes::new(service), streams.stop.clone());
         let session = Self { own: stamp, streams, server: tokio::spawn(server) };
-        match register(spec, kubelet).await {
+        match register(spec, name, kubelet).await {
             Ok(()) => Ok(session),
             Err(error) => {
                 session.end().await;
@@ -180,12 +202,12 @@ impl Session {
     }
 }
 
-async fn register(spec: &EndpointSpec, kubelet: &Path) -> Result<(), EndpointError> {
+async fn register(spec: &EndpointSpec, name: &str, kubelet: &Path) -> Result<(), EndpointError> {
     let channel =
         dial(kubelet).await.map_err(|source| EndpointError::Dial { path: kubelet.to_path_buf(), source })?;
     let mut request = tonic::Request::new(RegisterRequest {
         version: VERSION.into(),
-        endpoint: spec.socket.clone(),
+        endpoint: name.to_owned(),
         resource_name: spec.resource.clone(),
         options: Some(spec.options),
     });

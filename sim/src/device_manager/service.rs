@@ -4,7 +4,7 @@
 //! that registered. When *any* stream of a resource ends, also that of a plugin that another has replaced, kubelets up to 1.36
 //! disconnect the plugin that is asked now and mark all devices unhealthy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +75,8 @@ struct State {
     plugins: BTreeMap<String, Plugin>,
     registrations: u64,
     overlaps: u64,
+    /// Sockets that were registered since names are remembered.
+    sockets: Option<BTreeSet<String>>,
 }
 
 #[derive(Clone, Debug)]
@@ -136,6 +138,18 @@ impl DeviceService {
     pub fn counts(&self) -> BTreeMap<String, (usize, usize)> {
         let count = |all: &BTreeMap<String, Device>| (all.len(), all.values().filter(|d| d.healthy).count());
         self.with(|manager| manager.devices().iter().map(|(name, all)| (name.clone(), count(all))).collect())
+    }
+
+    /// From now on a socket that was registered once is refused, as kubelet 1.37 does for as long as it has not noticed that the former
+    /// connection has ended.
+    pub fn remember_sockets(&self) {
+        self.state.lock().sockets.get_or_insert_default();
+    }
+
+    /// How many registrations were accepted.
+    #[must_use]
+    pub fn registrations(&self) -> u64 {
+        self.state.lock().registrations
     }
 
     /// How often a stream ended after a newer registration of its resource.
@@ -246,6 +260,9 @@ impl DeviceService {
         let (client, options) = connected.await.map_err(no_answer)??;
         let plugin = {
             let mut state = self.state.lock();
+            if state.sockets.as_mut().is_some_and(|sockets| !sockets.insert(endpoint)) {
+                return Err(Status::unknown("device plugin already connected"));
+            }
             state.registrations += 1;
             let registration = state.registrations;
             let plugin = Plugin { registration, options, client, disconnected: life.child_token() };
