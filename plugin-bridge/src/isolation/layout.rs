@@ -8,7 +8,7 @@ pub struct VcudaConfig {
     /// Soft limit of cores; 0: none.
     pub limit: i32,
     pub container: String,
-    /// PCI address of the card, at most 15 bytes: see [`short_bus_id`].
+    /// PCI address of the card, at most 15 bytes: see `short_bus_id`.
     pub bus_id: String,
     pub memory: u64,
     pub cores: i32,

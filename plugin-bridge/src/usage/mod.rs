@@ -1,7 +1,7 @@
 //! What each container uses of the cards: NVML's processes, found in their cgroups, beside what the ledger says was requested.
 //!
 //! The process that calls NVML samples the cards in each of its rounds, and reads [whose](owner) each process is while it knows that
-//! the process is there. [`attribute`] adds that up by container, when a metric or the page is asked for: a container that is gone from
+//! the process is there. `attribute` adds that up by container, when a metric or the page is asked for: a container that is gone from
 //! the ledger and has no process left has no series any more.
 
 mod attribute;
