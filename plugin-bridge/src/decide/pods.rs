@@ -288,6 +288,11 @@ impl PodTable {
         }
     }
 
+    /// Cgroups were read, and the pod has no processes by them.
+    pub(super) fn has_empty_cgroup(&self, uid: &str) -> bool {
+        self.cgroups.as_ref().is_some_and(|cgroups| !cgroups.populated.contains(uid))
+    }
+
     pub(super) fn cgroups_at(&self) -> Option<Millis> {
         self.cgroups.as_ref().map(|cgroups| cgroups.at)
     }

@@ -521,9 +521,12 @@ impl NodeState {
             }
             self.ledger.record(holder, *card, hold.clone());
         }
-        // NVML was asked while the holder was there: who is left on the card now, the next round says.
-        for card in had.into_keys().filter(|card| self.ledger.holds(*card).next().is_none()) {
-            self.processes.remove(&card);
+        // NVML was asked while the holder was there: who is left on the card now, the next round says. Without a cgroup that says that the
+        // holder's processes are gone, what NVML saw keeps the card closed until then.
+        if self.pods.has_empty_cgroup(&holder.pod_uid) {
+            for card in had.into_keys().filter(|card| self.ledger.holds(*card).next().is_none()) {
+                self.processes.remove(&card);
+            }
         }
         Ok(())
     }

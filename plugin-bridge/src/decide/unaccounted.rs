@@ -181,13 +181,23 @@ mod tests {
     /// NVML is asked every few seconds: what it listed while the card was held has nothing to do with who is left.
     #[test]
     fn a_process_that_was_listed_before_the_release_does_not_close_the_card() {
-        let mut state = of_two_cards(
-            r#"{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-1"],"AllocResp":""}]}}"#,
-        );
-        state.observe_processes(CardIndex(1), [7]);
-        let (id, _) = state.grants().next().unwrap();
-        state.release(id);
-        state.reconcile(2);
+        let released = |cgroups: Option<&[&str]>| {
+            let mut state = of_two_cards(
+                r#"{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-1"],"AllocResp":""}]}}"#,
+            );
+            if let Some(populated) = cgroups {
+                state.observe_cgroups(populated.iter().map(ToString::to_string).collect(), 2, 2);
+            }
+            state.observe_processes(CardIndex(1), [7]);
+            let (id, _) = state.grants().next().unwrap();
+            state.release(id);
+            state.reconcile(2);
+            state
+        };
+        for unknown in [None, Some(&["p"][..])] {
+            assert_eq!(closed(&released(unknown)), [1], "it may be the holder's, and run on");
+        }
+        let mut state = released(Some(&[]));
         assert!(closed(&state).is_empty());
         state.observe_processes(CardIndex(1), [7]);
         state.reconcile(3);
