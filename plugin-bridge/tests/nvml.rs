@@ -33,9 +33,14 @@ impl StandIn {
             folder.path().display(),
             env!("CARGO_BIN_EXE_gpu-migrate-bridge")
         );
-        let program = folder.path().join("program");
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        // Written by a child: a file that this process has open for writing may be inherited by what another test is starting, and cannot
+        // be executed as long as it is open anywhere (ETXTBSY).
+        let written = Command::new("sh")
+            .args(["-c", r#"printf %s "$2" >"$1" && chmod 755 "$1""#, "sh"])
+            .arg(folder.path().join("program"))
+            .arg(script)
+            .status();
+        assert!(written.unwrap().success());
         Self { folder }
     }
 
