@@ -183,8 +183,14 @@ pub struct LookArgs {
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  gpu-migrate verify\n  gpu-migrate verify --install")]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  gpu-migrate verify\n  gpu-migrate verify --install"
+)]
 pub struct VerifyArgs {
+    /// Something else than the whole cluster.
+    #[command(subcommand)]
+    pub what: Option<VerifyCommand>,
     /// Check the installation instead: definitions, Deployments, the webhook by a pod that is not created, the scheduler, node agents.
     ///
     /// The webhook is called by the API server, through its Service. Ends with go or no-go (exit status 3).
@@ -196,6 +202,68 @@ pub struct VerifyArgs {
     /// Which cluster, and the form of the answer.
     #[command(flatten)]
     pub look: LookArgs,
+}
+
+/// What else than the whole cluster is verified.
+#[derive(Debug, Subcommand)]
+pub enum VerifyCommand {
+    /// Measure how much memory of a card programs get in this container; needs no cluster.
+    ///
+    /// Starts CUDA programs that allocate until they are refused, by each way that CUDA has, in one and in several processes, after a killed
+    /// process, a fork and an exec. They take a little more than --blocks at most, of the first card that they see: run it in a container that has a
+    /// share, best by the Job that --job prints, on a card that nothing else uses. More than the limit, or less than before, is a no (exit status 3).
+    Isolation(IsolationArgs),
+}
+
+/// Arguments of `verify isolation`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  gpu-migrate verify isolation --job --node gpu-07 --isolation hami-core | kubectl apply -f -
+  kubectl wait --for=condition=complete --timeout=5m job/gpu-migrate-verify-isolation
+  kubectl logs job/gpu-migrate-verify-isolation
+  gpu-migrate verify isolation --blocks 4 -o json > gpu-07.json
+  gpu-migrate verify isolation --table gpu-07.json gpu-08.json")]
+pub struct IsolationArgs {
+    /// Memory that the container was promised, in blocks of 256 MiB.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub blocks: u32,
+    /// What limits the container, for the report.
+    #[arg(long, value_name = "NAME", default_value = "not named")]
+    pub isolation: String,
+    /// Also measure with the CUDA bindings (cuda-bindings) of this Python; can be repeated.
+    #[arg(long, value_name = "PROGRAM")]
+    pub python: Vec<PathBuf>,
+    /// Print these reports (of -o json or yaml) as one Markdown table; nothing is measured.
+    #[arg(long, value_name = "REPORT", num_args = 1.., conflicts_with_all = ["job", "python", "blocks", "isolation"])]
+    pub table: Vec<PathBuf>,
+    /// Print a Job that measures in a share of a card; nothing is measured here.
+    #[arg(long, conflicts_with = "python")]
+    pub job: bool,
+    /// The Job's node.
+    #[arg(long, value_name = "NAME", requires = "job", help_heading = "Job")]
+    pub node: Option<String>,
+    /// The Job's cores, hundredths of a card.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..100), requires = "job", help_heading = "Job")]
+    pub cores: u32,
+    /// The Job's namespace.
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "job",
+        help_heading = "Job"
+    )]
+    pub namespace: String,
+    /// The Job's image.
+    #[arg(long, default_value = concat!("ghcr.io/gpu-migrate/gpu-migrate:", env!("CARGO_PKG_VERSION")), requires = "job", help_heading = "Job")]
+    pub image: String,
+    /// The Job's RuntimeClass, where pods with cards need one.
+    #[arg(long, value_name = "NAME", requires = "job", help_heading = "Job")]
+    pub runtime_class: Option<String>,
+    /// What to print, also in the Job.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: Output,
 }
 
 /// Arguments of `status`.

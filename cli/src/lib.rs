@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod crds;
 pub mod errors;
 pub mod exit;
+mod isolation;
 pub mod manifest;
 pub mod plan;
 mod progress;
@@ -44,6 +45,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Status(args) => look(&args.look, &mut out, |snapshot| {
             cluster::status::status(snapshot, args.node.as_deref(), args.holders)
         })?,
+        Command::Verify(args::VerifyArgs { what: Some(args::VerifyCommand::Isolation(args)), .. }) => {
+            isolation::command(&args, &mut out)?
+        }
         Command::Verify(args) if args.install => {
             let installation = cluster::runtime(cluster::install::read(&args))?;
             cluster::install::verify(&installation, k8s_openapi::jiff::Timestamp::now())
