@@ -161,6 +161,22 @@ async fn a_card_that_refuses_events_costs_no_other_cards_events_and_mig_is_seen_
 }
 
 #[tokio::test]
+async fn a_card_is_closed_for_as_long_as_the_driver_asks_for_a_reset() {
+    let stand_in = StandIn::new();
+    let asks = stand_in.folder.path().join("recovery-1");
+    std::fs::write(&asks, "1").unwrap();
+    let mut process = stand_in.process();
+    let faults = |cards: &[CardReport]| -> Vec<Option<String>> {
+        cards.iter().map(|card| card.fault.clone()).collect()
+    };
+    let asked = Some("the driver asks for a reset of the card".to_owned());
+    assert_eq!(faults(&round(&mut process).await), [None, asked, None, None]);
+    std::fs::remove_file(asks).unwrap();
+    // The round that has begun may still have asked before.
+    while faults(&round(&mut process).await).iter().any(Option::is_some) {}
+}
+
+#[tokio::test]
 async fn without_a_library_the_error_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let program = env!("CARGO_BIN_EXE_gpu-migrate-bridge").into();

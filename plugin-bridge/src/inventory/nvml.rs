@@ -14,7 +14,9 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::event::EventData;
 use nvml_wrapper::structs::device::FieldId;
-use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
+use nvml_wrapper::sys_exports::field_id::{
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING,
+};
 use nvml_wrapper::{Device, EventSet, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
 use super::nvml_process::{CardReport, Event, Found, Message, Shape};
@@ -153,7 +155,7 @@ fn ask(nvml: &Nvml, uuid: &str, sampler: &mut Sampler) -> CardReport {
     };
     let processes = computing(&device);
     CardReport {
-        fault: memory_fault_of(&device).map(str::to_owned),
+        fault: fault_of(&device),
         sample: Some(sampler.sample(&uuid, &device, processes.as_deref())),
         processes: processes.map(|all| all.iter().map(|process| process.pid).collect()),
         shape: Some(shape),
@@ -161,17 +163,33 @@ fn ask(nvml: &Nvml, uuid: &str, sampler: &mut Sampler) -> CardReport {
     }
 }
 
-/// Values that the driver does not report count as good.
-fn memory_fault_of(device: &Device<'_>) -> Option<&'static str> {
-    let rows = device
-        .field_values_for(&[FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)])
-        .unwrap_or_default();
+/// Why nothing may be allocated on a card that answers. Values that the driver does not report count as good.
+fn fault_of(device: &Device<'_>) -> Option<String> {
+    let fields =
+        [NVML_FI_DEV_REMAPPED_PENDING, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION];
+    let values = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
     let reported =
-        |position: usize| match rows.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
-            Some(SampleValue::U32(value)) => Some(*value != 0),
+        |position: usize| match values.get(position).and_then(|row| row.as_ref().ok()?.value.as_ref().ok()) {
+            Some(SampleValue::U32(value)) => Some(*value),
             _ => None,
         };
-    memory_fault(reported(0), reported(1), device.are_pages_pending_retired().ok())
+    let row = |position| reported(position).map(|value| value != 0);
+    let of_memory = memory_fault(row(0), row(1), device.are_pages_pending_retired().ok());
+    of_memory.map(str::to_owned).or_else(|| recovery(reported(2)?))
+}
+
+/// What the driver asks for after an error that the card does not recover from by itself (`nvmlDeviceGpuRecoveryAction_t`; the kernel log
+/// has it as XID 154). It asks until that was done.
+fn recovery(action: u32) -> Option<String> {
+    let what = match action {
+        0 => return None,
+        1 => "a reset of the card",
+        2 => "a reboot of the node",
+        3 => "an end of its peer-to-peer traffic",
+        4 => "an end of its peer-to-peer traffic and a reset of the card",
+        other => return Some(format!("the driver asks for recovery action {other} (nvidia-smi -q)")),
+    };
+    Some(format!("the driver asks for {what}"))
 }
 
 /// The fault of a card's memory, if any.
@@ -336,5 +354,12 @@ mod tests {
         assert!(memory_fault(Some(true), Some(true), None).is_some_and(|why| why.contains("replaced")));
         assert!(memory_fault(Some(true), Some(false), None).is_some_and(|why| why.contains("remapped")));
         assert!(memory_fault(None, None, Some(true)).is_some_and(|why| why.contains("retired")));
+    }
+
+    #[test]
+    fn what_the_driver_asks_for_is_named() {
+        assert_eq!(recovery(0), None);
+        assert_eq!(recovery(2).as_deref(), Some("the driver asks for a reboot of the node"));
+        assert!(recovery(7).is_some_and(|why| why.contains("action 7")), "newer drivers know more of them");
     }
 }

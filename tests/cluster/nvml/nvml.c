@@ -10,6 +10,7 @@
 //                              DIR/absent-<i> hides it from processes that start then, and those
 //                              behind it have the next lower minor number; while DIR/hang-<i> is there no call for
 //                              it returns; DIR/mig-<i> switches MIG on; DIR/no-events-<i> refuses its events;
+//                              DIR/recovery-<i> has the recovery action that the driver asks for (1: a reset of the card);
 //                              DIR/remap-<i> makes a row remapping of its memory wait for a reset; DIR/process-<i> has a
 //                              line `PID [MIB [PERCENT]]` for each process that computes on it, with the memory that it uses (1 MiB)
 //                              and how busy it keeps the card (0); a card's use is the sum of theirs.
@@ -179,12 +180,21 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *d) 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int n, nvmlFieldValue_t *values) {
   char path[512];
   WITH(d);
-  int waits = state_file(path, sizeof path, "remap", d->index) && access(path, F_OK) == 0;
+  unsigned waits = state_file(path, sizeof path, "remap", d->index) && access(path, F_OK) == 0, action = 0;
+  FILE *recovery = state_file(path, sizeof path, "recovery", d->index) ? fopen(path, "r") : NULL;
+  if (recovery) {
+    if (fscanf(recovery, "%u", &action) != 1) action = 0;
+    fclose(recovery);
+  }
   for (int i = 0; i < n; i++) {
-    int pending = values[i].fieldId == 144, failed = values[i].fieldId == 145;
-    values[i].nvmlReturn = pending || failed ? SUCCESS : NOT_SUPPORTED;
+    values[i].nvmlReturn = SUCCESS;
     values[i].valueType = 1; // an unsigned int
-    values[i].value.u = pending && waits;
+    switch (values[i].fieldId) {
+      case 144: values[i].value.u = waits; break;
+      case 145: values[i].value.u = 0; break;
+      case 230: values[i].value.u = action; break;
+      default: values[i].nvmlReturn = NOT_SUPPORTED;
+    }
   }
   return SUCCESS;
 }
