@@ -275,7 +275,7 @@ fn preflight_says_go_where_nothing_is_in_the_way() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.ends_with("\ngo\n"), "{out}");
     assert!(!out.contains("warning") && !out.contains("no-go"), "{out}");
-    for unseen in ["kubelets", "feature gates", "schedulers"] {
+    for unseen in ["kubelets", "feature gates", "DRA", "schedulers"] {
         assert!(out.contains(&format!("skipped  {unseen}: ")), "not looked at is not ok: {out}");
     }
     assert!(

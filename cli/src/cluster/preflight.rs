@@ -2,6 +2,7 @@
 //!
 //! Every finding has a remedy. One no-go makes the result a no-go.
 
+mod dra;
 mod nodes;
 mod schedulers;
 
@@ -47,7 +48,7 @@ pub struct Finding {
 #[must_use]
 pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     type Check = fn(&Snapshot, &mut Report);
-    let checks: [(&'static str, Check); 14] = [
+    let checks: [(&'static str, Check); 15] = [
         ("versions", versions),
         ("runtime", nodes::runtime),
         ("kubelets", nodes::kubelets),
@@ -57,6 +58,7 @@ pub fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         ("node agents", node_agents),
         ("NVIDIA plugin", nvidia_plugin),
         ("other plugins", other_plugins),
+        ("DRA", dra::drivers),
         ("schedulers", schedulers::extenders),
         ("quotas", quotas),
         ("pods", pods),

@@ -15,7 +15,7 @@ use kube::core::DeserializeGuard;
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 #[derive(Debug, Clone, Default)]
@@ -35,6 +35,8 @@ pub struct Snapshot {
     pub kubelets: BTreeMap<String, Value>,
     /// Feature gates of the API server, as far as they could be read.
     pub gates: BTreeMap<String, bool>,
+    /// Dynamic Resource Allocation, as far as it could be read.
+    pub dra: Option<Dra>,
     /// Configurations of kube-schedulers, by where they were found.
     pub schedulers: BTreeMap<String, Value>,
     /// Objects of our own kinds that cannot be read, and why.
@@ -42,6 +44,47 @@ pub struct Snapshot {
 }
 
 const AT_ONCE: usize = 16;
+
+/// NVIDIA's DRA driver for whole cards and MIG devices.
+const DRA_DRIVER: &str = "gpu.nvidia.com";
+
+/// Who else is asked for cards, through Dynamic Resource Allocation (`resource.k8s.io/v1`, Kubernetes 1.34 and newer).
+#[derive(Debug, Clone, Default)]
+pub struct Dra {
+    /// The resource that pods request instead of a ResourceClaim (`spec.extendedResourceName`), by the DeviceClass that has one.
+    pub extended_resources: BTreeMap<String, String>,
+    /// Nodes whose cards [`DRA_DRIVER`] publishes.
+    pub nodes: BTreeSet<String>,
+}
+
+impl Dra {
+    async fn of_cluster(client: &Client) -> Option<Self> {
+        let list = async |what: String| -> Option<Vec<Value>> {
+            let text = get(client, &format!("/apis/resource.k8s.io/v1/{what}")).await?;
+            let mut list: Value = serde_json::from_str(&text).ok()?;
+            serde_json::from_value(list["items"].take()).ok()
+        };
+        let mut dra = Self::default();
+        list("deviceclasses".into()).await?.iter().for_each(|class| dra.add_class(class));
+        let slices = list(format!("resourceslices?fieldSelector=spec.driver%3D{DRA_DRIVER}")).await?;
+        slices.iter().for_each(|slice| dra.add_slice(slice));
+        Some(dra)
+    }
+
+    fn add_class(&mut self, class: &Value) {
+        let name = class["metadata"]["name"].as_str().unwrap_or_default();
+        if let Some(resource) = class["spec"]["extendedResourceName"].as_str() {
+            self.extended_resources.insert(name.to_owned(), resource.to_owned());
+        }
+    }
+
+    fn add_slice(&mut self, slice: &Value) {
+        let spec = &slice["spec"];
+        if spec["driver"] == DRA_DRIVER {
+            self.nodes.extend(spec["nodeName"].as_str().map(str::to_owned));
+        }
+    }
+}
 
 impl Snapshot {
     /// Lists a cluster. Where the CustomResourceDefinitions are not installed, their objects count as none.
@@ -109,6 +152,7 @@ impl Snapshot {
         }
         progress.step("reading the API server's feature gates");
         self.gates = get(client, "/metrics").await.map(|text| gates(&text)).unwrap_or_default();
+        self.dra = Dra::of_cluster(client).await;
         let asked = nodes.into_iter().map(|node| async move {
             let text = get(client, &format!("/api/v1/nodes/{node}/proxy/configz")).await?;
             let mut answer: Value = serde_json::from_str(&text).ok()?;
@@ -140,6 +184,8 @@ impl Snapshot {
                 "KubeSchedulerConfiguration" => {
                     snapshot.schedulers.insert(object.origin.to_string(), object.value);
                 }
+                "DeviceClass" => snapshot.dra.get_or_insert_default().add_class(&object.value),
+                "ResourceSlice" => snapshot.dra.get_or_insert_default().add_slice(&object.value),
                 "MutatingWebhookConfiguration" => snapshot.mutating.push(read(object)?),
                 _ => {}
             }

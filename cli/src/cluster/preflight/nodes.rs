@@ -87,24 +87,17 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
                 "The kubelet may refuse a pod whose card the extender chose: leave --numa-hints off, or use best-effort",
             );
         }
-        for (gate, wanted, why) in [
-            ("DevicePluginCDIDevices", true, "Turn it on, or use no CDI strategy"),
+        for (gate, why) in [
+            ("DevicePluginCDIDevices", "Turn it on, or use no CDI strategy"),
             (
                 "KubeletPodResources",
-                true,
                 "Turn it on: the node agent reads from it which container got which device",
-            ),
-            (
-                "DRAExtendedResource",
-                false,
-                "Make sure that no DeviceClass names nvidia.com/gpu: two drivers would allocate the same cards",
             ),
         ] {
             let set = configuration.pointer(&format!("/featureGates/{gate}")).and_then(Value::as_bool);
-            if set == Some(!wanted) {
-                let state = if wanted { "off" } else { "on" };
+            if set == Some(false) {
                 let level = if gate == "KubeletPodResources" { Level::NoGo } else { Level::Warn };
-                report.add(level, format!("node {node}: feature gate {gate} is {state}"), why);
+                report.add(level, format!("node {node}: feature gate {gate} is off"), why);
             }
         }
     }
@@ -123,13 +116,6 @@ pub(super) fn kubelets(snapshot: &Snapshot, report: &mut Report) {
 
 /// Feature gates of the API server, from its metrics.
 pub(super) fn gates(snapshot: &Snapshot, report: &mut Report) {
-    if snapshot.gates.get("DRAExtendedResource") == Some(&true) {
-        report.add(
-            Level::Warn,
-            "API server: feature gate DRAExtendedResource is on".to_owned(),
-            "Make sure that no DeviceClass names nvidia.com/gpu: two drivers would allocate the same cards",
-        );
-    }
     for gate in ["ValidatingAdmissionPolicy", "AdmissionWebhookMatchConditions"] {
         if snapshot.gates.get(gate) == Some(&false) {
             let remedy = "Turn it on: without it the backstop, or the webhook's conditions, do not work";
@@ -198,18 +184,14 @@ mod tests {
         snapshot.kubelets.insert(
             "n".into(),
             json!({"topologyManagerPolicy": "single-numa-node",
-            "featureGates": {"KubeletPodResources": false, "DRAExtendedResource": true}}),
+            "featureGates": {"KubeletPodResources": false}}),
         );
         let levels = found(&snapshot, "kubelets");
-        assert_eq!(
-            levels.iter().map(|(level, _)| *level).collect::<Vec<_>>(),
-            [Level::Warn, Level::NoGo, Level::Warn]
-        );
-        snapshot.gates.insert("DRAExtendedResource".into(), true);
+        assert_eq!(levels.iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::Warn, Level::NoGo]);
         snapshot.gates.insert("ValidatingAdmissionPolicy".into(), false);
         assert_eq!(
             found(&snapshot, "feature gates").iter().map(|(level, _)| *level).collect::<Vec<_>>(),
-            [Level::Warn, Level::NoGo]
+            [Level::NoGo]
         );
     }
 }
