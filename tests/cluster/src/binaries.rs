@@ -1,9 +1,9 @@
 //! The programs of the cluster: found, or built once and kept outside the repository.
 //!
-//! Debian's packages give etcd, containerd and runc. Kubernetes and NVIDIA's plugin are taken from `KUBEBUILDER_ASSETS` or
-//! the `PATH`, else built by Go from the pinned modules into
-//! `${GPU_MIGRATE_CACHE:-${XDG_CACHE_HOME:-~/.cache}/gpu-migrate}/bin/<what>-<version>/`, one after the other: two at a time
-//! need more memory and are no faster on two cores. Our own binaries are built by cargo, or taken from `GPU_MIGRATE_BIN_DIR`.
+//! Debian's packages give etcd and runc. Kubernetes and NVIDIA's plugin are taken from `KUBEBUILDER_ASSETS` or the `PATH`, else built by
+//! Go from the pinned modules into `${GPU_MIGRATE_CACHE:-${XDG_CACHE_HOME:-~/.cache}/gpu-migrate}/bin/<what>-<version>/`, one after the
+//! other: two at a time need more memory and are no faster on two cores. containerd is always built: what is installed may be of another
+//! major version, with another configuration. Our own binaries are built by cargo, or taken from `GPU_MIGRATE_BIN_DIR`.
 
 use std::{
     env,
@@ -20,18 +20,17 @@ use sha2::{Digest, Sha256};
 use crate::process::output;
 
 const KUBERNETES_GO_MOD: &str = include_str!("../go.mod");
+const CONTAINERD_GO_MOD: &str = include_str!("../containerd/go.mod");
 const HELM_GO_MOD: &str = include_str!("../helm/go.mod");
 const PROMETHEUS_GO_MOD: &str = include_str!("../prometheus/go.mod");
 const NVIDIA_GO_MOD: &str = include_str!("../nvidia/go.mod");
 const WORK_SOURCE: &str = include_str!("../work/main.go");
+const DRA_SOURCE: &str = include_str!("../dra/main.go");
 const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
 
 /// What has to be installed, and the Debian package that brings it.
-const PACKAGES: [(&str, &str); 12] = [
+const PACKAGES: [(&str, &str); 9] = [
     ("etcd", "etcd-server"),
-    ("containerd", "containerd"),
-    ("containerd-shim-runc-v2", "containerd"),
-    ("ctr", "containerd"),
     ("runc", "runc"),
     ("setpriv", "util-linux"),
     ("ptp", "containernetworking-plugins"),
@@ -46,6 +45,8 @@ const PACKAGES: [(&str, &str); 12] = [
 pub struct Binaries {
     pub etcd: PathBuf,
     pub containerd: PathBuf,
+    /// What containerd starts for each pod.
+    pub shim: PathBuf,
     /// containerd's own client, for the image import.
     pub ctr: PathBuf,
     pub apiserver: PathBuf,
@@ -58,6 +59,8 @@ pub struct Binaries {
     /// CNI's own plugins: loopback, ptp, host-local.
     pub cni: [PathBuf; 3],
     pub nvidia_plugin: PathBuf,
+    /// The stand-in for NVIDIA's DRA driver, see `dra/main.go`.
+    pub dra_driver: PathBuf,
     /// The folder with the stand-in `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
     /// The one program of all pods, see `work/main.go`.
@@ -92,8 +95,9 @@ impl Binaries {
         let here = &crate::package_folder();
         Ok(Self {
             etcd: installed("etcd")?,
-            containerd: installed("containerd")?,
-            ctr: installed("ctr")?,
+            containerd: containerd(here, "containerd")?,
+            shim: containerd(here, "containerd-shim-runc-v2")?,
+            ctr: containerd(here, "ctr")?,
             runc: installed("runc")?,
             cni: [installed("loopback")?, installed("ptp")?, installed("host-local")?],
             kubectl: kubectl()?,
@@ -107,10 +111,15 @@ impl Binaries {
                 "github.com/NVIDIA/k8s-device-plugin",
                 "nvidia-device-plugin",
             )?,
+            dra_driver: go_program(here, "dra", DRA_SOURCE)?,
             nvml: nvml(here)?,
-            work: work(here)?,
+            work: go_program(here, "work", WORK_SOURCE)?,
         })
     }
+}
+
+fn containerd(here: &Path, name: &str) -> Result<PathBuf> {
+    built_go_tool(&here.join("containerd"), CONTAINERD_GO_MOD, "github.com/containerd/containerd/v2", name)
 }
 
 fn kubernetes(name: &str) -> Result<PathBuf> {
@@ -144,9 +153,11 @@ fn required_version<'a>(go_mod: &'a str, module: &str) -> Result<&'a str> {
 
 /// Builds `<module>/cmd/<name>` unless it is installed or in the cache.
 fn go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<PathBuf> {
-    if let Some(found) = find(name) {
-        return Ok(found);
-    }
+    find(name).map_or_else(|| built_go_tool(folder, go_mod, module, name), Ok)
+}
+
+/// Builds `<module>/cmd/<name>` unless it is in the cache.
+fn built_go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<PathBuf> {
     let version = required_version(go_mod, module)?;
     let (major, minor) = version.trim_start_matches('v').split_once('.').context("a version has a dot")?;
     let minor = minor.split('.').next().unwrap_or_default();
@@ -162,24 +173,24 @@ fn go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Result<Path
         output(
             Command::new("go")
                 .current_dir(folder)
-                // Of Prometheus, without the clients of all clouds.
-                .args(["build", "-trimpath", "-tags", "remove_all_sd", "-ldflags", &ldflags, "-o"])
+                // Of Prometheus, without the clients of all clouds; of containerd, without btrfs, whose headers it needs.
+                .args(["build", "-trimpath", "-tags", "remove_all_sd,no_btrfs", "-ldflags", &ldflags, "-o"])
                 .arg(target)
                 .arg(format!("{module}/cmd/{name}")),
         )
     })
 }
 
-/// The work program, for a container without any library.
-fn work(here: &Path) -> Result<PathBuf> {
-    cached(&format!("work-{}", short_digest(WORK_SOURCE)), "work", |target| {
+/// A program of our own in `<name>/main.go`, for a container without any library.
+fn go_program(here: &Path, name: &str, source: &str) -> Result<PathBuf> {
+    cached(&format!("{name}-{}", short_digest(source)), name, |target| {
         output(
             Command::new("go")
                 .current_dir(here)
                 .env("CGO_ENABLED", "0")
                 .args(["build", "-trimpath", "-ldflags", "-s -w", "-o"])
                 .arg(target)
-                .arg("./work"),
+                .arg(format!("./{name}")),
         )
     })
 }

@@ -61,7 +61,7 @@ pub fn remove(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Ends the containers and empties the folder that containerd has in memory on a real node.
+/// Ends the containers and empties the folders that are in memory on a real node.
 ///
 /// # Errors
 /// If something cannot be removed.
@@ -69,7 +69,8 @@ pub fn forget_containers(layout: &Layout) -> Result<()> {
     end_containers(layout)?;
     let memory = layout.containerd_run();
     unmount_below(std::slice::from_ref(&memory))?;
-    empty(&memory)
+    empty(&memory)?;
+    empty(&layout.cdi())
 }
 
 /// Kills the shims that serve a containerd below a state folder and everything that they started.

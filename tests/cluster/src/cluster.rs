@@ -18,6 +18,7 @@ use crate::{
     binaries::Binaries,
     cleanup,
     configs::{NODE, NodeSetup, SECOND_NODE, Setup, on_node},
+    device_nodes::DeviceNodes,
     image::{self, PAUSE_IMAGE, WORK_IMAGE},
     layout::{KUBELET_ROOT, Layout, Ports},
     observe,
@@ -50,6 +51,8 @@ pub struct Cluster {
     pub(crate) pod_programs: Vec<PodPrograms>,
     /// Where the apiserver reaches the webhook that runs on behalf of a pod.
     pub(crate) webhook_url: Option<String>,
+    /// Of the scenarios that use CDI.
+    pub(crate) device_nodes: Option<DeviceNodes>,
     /// Whether a stage was ever entered; a new cluster has none.
     pub(crate) used: bool,
     /// Its state is unknown after a failure: the next scenario gets a new one.
@@ -86,6 +89,7 @@ impl Cluster {
             policies: Vec::new(),
             pod_programs: Vec::new(),
             webhook_url: None,
+            device_nodes: None,
             used: false,
             needs_recreation: false,
             stopped: false,

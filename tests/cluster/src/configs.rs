@@ -207,36 +207,42 @@ impl Setup {
         let layout = &node.layout;
         let cni = layout.file("cni");
         let config = format!(
-            r#"version = 2
+            r#"version = 3
 root = {root:?}
 state = {state:?}
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper"]
 [grpc]
   address = {socket:?}
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = {PAUSE_IMAGE:?}
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = {PAUSE_IMAGE:?}
+[plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
   enable_selinux = false
   disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = {bin:?}
+  cdi_spec_dirs = [{cdi:?}]
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = [{bin:?}]
     conf_dir = {conf:?}
-  [plugins."io.containerd.grpc.v1.cri".containerd]
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      runtime_path = {shim:?}
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         SystemdCgroup = false
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+      runtime_path = {shim:?}
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
         BinaryName = {nvidia:?}
         SystemdCgroup = false
 "#,
             root = layout.file("containerd"),
             state = layout.containerd_run(),
             socket = layout.containerd_socket(),
+            cdi = layout.cdi(),
+            shim = self.binaries.shim,
             bin = cni.join("bin"),
             conf = cni.join("conf"),
             nvidia = link(layout, "nvidia-container-runtime", &self.binaries.work)?,

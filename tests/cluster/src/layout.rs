@@ -63,6 +63,11 @@ impl Layout {
         self.file("containerd-run")
     }
 
+    /// CDI specifications. The kubelet of a machine would have them in `/var/run/cdi`, which does not outlive a reboot.
+    pub fn cdi(&self) -> PathBuf {
+        self.file("cdi")
+    }
+
     /// Faults of the NVML stand-in, see `nvml/nvml.c`.
     pub fn nvml_faults(&self) -> PathBuf {
         self.file("nvml-faults")

@@ -27,9 +27,9 @@
 //!
 //! # What it needs
 //!
-//! Root, and Debian's `containerd`, `runc`, `containernetworking-plugins` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
-//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`; see
-//! [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run, and promtool for the tests of the alerts.
+//! Root, and Debian's `runc`, `containernetworking-plugins` and `etcd-server`. Kubernetes, Helm and NVIDIA's plugin come from `KUBEBUILDER_ASSETS`
+//! or the `PATH`, else they are built with Go from the modules pinned in `go.mod`, `helm/go.mod` and `nvidia/go.mod`, and containerd always
+//! from `containerd/go.mod`; see [`binaries`], and `prepare` (`src/bin/prepare.rs`), which builds them ahead of a run, and promtool for the tests of the alerts.
 //! It runs with `GPU_MIGRATE_CLUSTER=1` only: it takes `/var/lib/kubelet` for itself and leaves nothing there.
 //!
 //! | variable | means |
@@ -48,8 +48,8 @@
 //!
 //! # Versions
 //!
-//! Kubernetes 1.37 is the newest minor that kube 5 supports. It runs with Debian 12's containerd 1.6 and etcd 3.4, and on
-//! cgroup v1 (`failCgroupV1: false`); containerd 1.6 loses its support with 1.38. NVIDIA's plugin is v0.19.0, because neither
+//! Kubernetes 1.37 is the newest minor that kube 5 supports. It runs with containerd 2.2, with Debian 12's runc 1.1 and etcd
+//! 3.4, and on cgroup v1 (`failCgroupV1: false`). NVIDIA's plugin is v0.19.0, because neither
 //! v0.20.0 nor a dependency of v0.19.1 could be had as Go modules; nor could NVIDIA's mock NVML, so `nvml/nvml.c` stands in.
 
 pub mod audit;
@@ -57,6 +57,7 @@ pub mod binaries;
 pub mod cleanup;
 pub mod cluster;
 pub mod configs;
+pub mod device_nodes;
 pub mod diagnose;
 pub mod http;
 pub mod image;

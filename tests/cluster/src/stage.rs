@@ -26,6 +26,7 @@ use crate::{
     audit, binaries, cleanup,
     cluster::{Cluster, TIMEOUT},
     configs::{NODE, NodeSetup, on_node},
+    device_nodes::DeviceNodes,
     http,
     layout::KUBELET_ROOT,
     manifests,
@@ -45,6 +46,8 @@ pub const BRIDGE_SOCKET: &str = "/var/lib/kubelet/device-plugins/gpu-migrate@kub
 pub const SECOND_WEBHOOK: &str = "gpu-migrate-webhook-2";
 /// The extender's other replica, where there are two.
 const SECOND_EXTENDER: &str = "gpu-migrate-extender-2";
+/// The stand-in for NVIDIA's DRA driver.
+const DRA_DRIVER: &str = "nvidia-dra-driver";
 /// Two operators, of which one leads.
 pub const OPERATORS: [&str; 2] = ["gpu-migrate-operator-a", "gpu-migrate-operator-b"];
 
@@ -91,10 +94,12 @@ impl Cluster {
 
     async fn leave(&mut self) -> Result<()> {
         self.stage = None;
+        self.device_nodes = None;
         self.stop_pod_programs()?;
         for name in [
             "gpu-migrate-webhook",
             SECOND_WEBHOOK,
+            DRA_DRIVER,
             "nvidia-device-plugin",
             "gpu-migrate-bridge",
             "gpu-migrate-extender",
@@ -162,6 +167,59 @@ impl Cluster {
         .await
     }
 
+    /// From here on the node has its cards' device nodes, and the node agent answers in these ways (`--device-list-strategy`) with CDI
+    /// specifications of its own. [`Cluster::use_environment`] is the way back.
+    ///
+    /// # Errors
+    /// The nodes cannot be made, or the node does not serve afterwards.
+    pub async fn use_cdi(&mut self, strategies: &str) -> Result<()> {
+        self.device_nodes = Some(DeviceNodes::make(&self.setup.layout)?);
+        let agent = self.bridge(&binaries::ours()?).await?;
+        let specifications = self.setup.layout.cdi();
+        let agent = agent.flag("device-list-strategy", strategies).flag("cdi-spec-dir", specifications);
+        self.run_agent(agent).await
+    }
+
+    /// The node agent as in the stage again.
+    ///
+    /// # Errors
+    /// The node does not serve afterwards.
+    pub async fn use_environment(&mut self) -> Result<()> {
+        let agent = self.bridge(&binaries::ours()?).await?;
+        self.run_agent(agent).await?;
+        self.device_nodes = None;
+        Ok(())
+    }
+
+    async fn run_agent(&mut self, agent: ProcessSpec) -> Result<()> {
+        self.remove(&agent.name.clone())?;
+        self.add(agent)?;
+        self.wait_until_serving().await
+    }
+
+    /// Starts the stand-in for NVIDIA's DRA driver: [`CARDS`] devices `gpu-<minor>` on [`NODE`].
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_dra_driver(&mut self) -> Result<()> {
+        let driver = ProcessSpec::new(DRA_DRIVER, &self.setup.binaries.dra_driver);
+        self.add(
+            driver
+                .flag("kubeconfig", &self.setup.admin)
+                .flag("node", NODE)
+                .flag("cards", CARDS.to_string())
+                .flag("cdi", self.setup.layout.cdi()),
+        )
+    }
+
+    /// Stops it. No claim may be in use.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn stop_dra_driver(&mut self) -> Result<()> {
+        self.remove(DRA_DRIVER)
+    }
+
     /// Ends everything on the node as a reboot does, containers included, and starts it again.
     ///
     /// # Errors
@@ -172,6 +230,9 @@ impl Cluster {
         }
         let layout = self.setup.layout.clone();
         cleanup::forget_containers(&layout)?;
+        if let Some(nodes) = &mut self.device_nodes {
+            nodes.renew(&layout)?;
+        }
         // NVIDIA's plugin would find the former one and end; the kubelet would restart its container until the agent serves.
         std::fs::remove_file(BRIDGE_SOCKET).with_context(|| format!("cannot remove {BRIDGE_SOCKET}"))?;
         self.start_component("containerd")?;

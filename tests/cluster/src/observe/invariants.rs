@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt};
 pub enum Kind {
     /// Nothing: it asked for no card.
     None,
-    /// Whole cards through `nvidia.com/gpu`.
+    /// Whole cards through `nvidia.com/gpu`, or a ResourceClaim.
     Legacy { cards: u64 },
     /// A share of one card, or whole cards, through the vcuda resources.
     Shared {

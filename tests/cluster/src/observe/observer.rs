@@ -151,7 +151,10 @@ fn kind(container: &SpecContainer) -> Kind {
         let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
         limits.and_then(|l| l.get(name)).and_then(|q| q.0.parse().ok()).unwrap_or(0)
     };
-    match (asked(&dialect.legacy), asked(&dialect.cores), asked(&dialect.memory)) {
+    // A claim is of one whole card, as with the device plugin.
+    let claims =
+        container.resources.as_ref().and_then(|r| r.claims.as_ref()).map_or(0, |claims| claims.len() as u64);
+    match (asked(&dialect.legacy) + claims, asked(&dialect.cores), asked(&dialect.memory)) {
         (0, 0, 0) => Kind::None,
         (0, cores, blocks) => Kind::Shared { cores, blocks },
         (cards, ..) => Kind::Legacy { cards },

@@ -1,9 +1,15 @@
 //! The containers of this node as the kernel has them: processes in the kubelet's cgroups.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
+
+use crate::{device_nodes, migration::uuid};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
@@ -15,18 +21,19 @@ pub struct Container {
     pub id: String,
     pub pid: u32,
     pub environment: BTreeMap<String, String>,
+    /// The cards whose device nodes it has.
+    pub nodes: BTreeSet<String>,
 }
 
 impl Container {
-    /// The cards it is shown, as `NVIDIA_VISIBLE_DEVICES` has them: none if the variable is absent, empty or `void`.
+    /// The cards it is shown: those of `NVIDIA_VISIBLE_DEVICES`, none if the variable is absent, empty or `void`, and those whose device
+    /// nodes it has, by CDI or by the plugin's answer.
     pub fn cards(&self) -> Vec<String> {
         let value = self.environment.get(NVIDIA_VISIBLE_DEVICES).map_or("", String::as_str);
-        value
-            .split(',')
-            .map(str::trim)
-            .filter(|card| !matches!(*card, "" | "void" | "none"))
-            .map(String::from)
-            .collect()
+        let listed = value.split(',').map(str::trim).filter(|card| !matches!(*card, "" | "void" | "none"));
+        let mut cards: Vec<String> = listed.map(String::from).collect();
+        cards.extend(self.nodes.iter().filter(|card| !value.contains(card.as_str())).cloned());
+        cards
     }
 }
 
@@ -66,6 +73,7 @@ fn inspect(folder: &Path, pid: u32) -> Option<Container> {
     let (pod_uid, id) = cgroup_of(&fs::read_to_string(folder.join("cgroup")).ok()?)?;
     let name = container_name(&fs::read_to_string(folder.join("mountinfo")).ok()?, &pod_uid)?;
     let environment = fs::read(folder.join("environ")).ok()?;
+    let nodes = device_nodes::cards_in(&folder.join("root/dev")).into_iter().map(uuid).collect();
     // The kernel reads both from the process's memory and returns nothing for a process that is exiting, so a truncated
     // environment does not count. Nor does an empty one, as during an execve: the kubelet always sets variables.
     if environment.is_empty() || fs::read(folder.join("cmdline")).ok()? != command {
@@ -77,7 +85,7 @@ fn inspect(folder: &Path, pid: u32) -> Option<Container> {
             String::from_utf8_lossy(pair).split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()))
         })
         .collect();
-    Some(Container { pod_uid, name, id, pid, environment })
+    Some(Container { pod_uid, name, id, pid, environment, nodes })
 }
 
 /// Pod UID and container ID from a line such as `5:memory:/kubepods/besteffort/pod<uid>/<id>` (v1) or `0::/kubepods/…` (v2).
@@ -130,6 +138,7 @@ mod tests {
             id: id.into(),
             pid,
             environment: BTreeMap::new(),
+            nodes: BTreeSet::new(),
         };
         let found = one_each(vec![process("b", 30), process("a", 20), process("a", 10)]);
         assert_eq!(found, [process("a", 10), process("b", 30)]);
@@ -153,16 +162,21 @@ mod tests {
     }
 
     #[test]
-    fn only_named_cards_count() {
-        let seen = |value: Option<&str>| {
+    fn only_named_cards_and_device_nodes_count() {
+        let seen = |value: Option<&str>, nodes: &[&str]| {
             let environment =
                 value.map(|v| (NVIDIA_VISIBLE_DEVICES.to_owned(), v.to_owned())).into_iter().collect();
-            Container { pod_uid: UID.into(), name: "c".into(), id: "i".into(), pid: 1, environment }.cards()
+            let nodes = nodes.iter().map(|card| (*card).to_owned()).collect();
+            let (pod_uid, name, id) = (UID.into(), "c".into(), "i".into());
+            Container { pod_uid, name, id, pid: 1, environment, nodes }.cards()
         };
-        assert_eq!(seen(Some("GPU-a,GPU-b")), ["GPU-a", "GPU-b"]);
-        assert_eq!(seen(Some("all")), ["all"]);
+        assert_eq!(seen(Some("GPU-a,GPU-b"), &[]), ["GPU-a", "GPU-b"]);
+        assert_eq!(seen(Some("GPU-a"), &["GPU-a"]), ["GPU-a"], "the same card in two ways");
+        assert_eq!(seen(Some("void"), &["GPU-a", "GPU-b"]), ["GPU-a", "GPU-b"]);
+        assert_eq!(seen(Some("GPU-a"), &["GPU-b"]), ["GPU-a", "GPU-b"], "one more than it is told");
+        assert_eq!(seen(Some("all"), &[]), ["all"]);
         for nothing in [None, Some(""), Some("void"), Some("none")] {
-            assert!(seen(nothing).is_empty(), "{nothing:?}");
+            assert!(seen(nothing, &[]).is_empty(), "{nothing:?}");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The scenarios: each a test in cargo's usual form, all on one cluster, one after the other.
 //!
-//! `GPU_MIGRATE_CLUSTER=1 cargo test -p gpu-migrate-cluster-tests [NAME]` runs them (root; Debian packages `containerd`,
-//! `runc`, `etcd-server`). Without the variable each reports that it is skipped, and why; the churn needs `GPU_MIGRATE_CHURN=1`
+//! `GPU_MIGRATE_CLUSTER=1 cargo test -p gpu-migrate-cluster-tests [NAME]` runs them (root; Debian packages `runc`,
+//! `etcd-server`). Without the variable each reports that it is skipped, and why; the churn needs `GPU_MIGRATE_CHURN=1`
 //! as well.
 
 mod admission;
 mod churn;
+mod dra;
 mod evidence;
 mod health;
 mod hostile;
@@ -80,6 +81,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, evidence::a_lost_checkpoint_frees_no_card),
         scenario!(Bridged, evidence::a_card_is_its_processes_until_they_end_whoever_deletes_their_pod),
         scenario!(Bridged, reboot::a_reboot_without_a_card_leaves_the_others_as_they_were),
+        scenario!(Bridged, dra::a_claimed_card_takes_nothing_else),
         scenario!(Bridged, registration::a_plugin_at_the_kubelet_is_registered_over),
         scenario!(Bridged, health::an_unhealthy_card_gets_no_new_pod_until_it_is_healthy),
         scenario!(Bridged, health::a_card_that_hangs_or_is_split_costs_no_other_card),

@@ -32,10 +32,11 @@ type Placed = BTreeMap<&'static str, (String, String)>;
 
 /// All processes of the node end, what is only in memory is lost, and the first card is missing when it starts again, so that the
 /// others have other numbers than before. Containers get the cards that they had; nobody gets the missing one, nor a card that somebody
-/// has. Back at the next start, it is used again.
+/// has. Back at the next start, it is used again. Shares have their device nodes by CDI.
 pub(crate) async fn a_reboot_without_a_card_leaves_the_others_as_they_were(
     cluster: &mut Cluster,
 ) -> Result<()> {
+    cluster.use_cdi("envvar,cdi-cri").await?;
     let observer = Observer::start(cluster.client.clone());
     let namespace = cluster.namespace("reboot", &[]).await?;
     // A share's card is chosen by us: on an empty node the first one.
@@ -70,7 +71,8 @@ pub(crate) async fn a_reboot_without_a_card_leaves_the_others_as_they_were(
     scale(cluster, &namespace, CARDS as usize - APPS.len()).await?;
     let more = cards_of_more(cluster, &namespace, CARDS as usize - APPS.len()).await?;
     ensure!(more.contains(&missing), "{missing} is back, and {more:?} are used");
-    observer.finish().await?.check(1 + CARDS as usize)
+    observer.finish().await?.check(1 + CARDS as usize)?;
+    cluster.use_environment().await
 }
 
 async fn without_a_card(
@@ -118,6 +120,13 @@ async fn placed(cluster: &mut Cluster, namespace: &str) -> Result<Placed> {
                 };
                 let uids: BTreeSet<String> = list.iter().filter(of_app).map(uid).collect();
                 if let Some(container) = running.iter().find(|c| uids.contains(&c.pod_uid)) {
+                    // NVIDIA's plugin has no CDI specifications here.
+                    let by_cdi = name != "legacy";
+                    ensure!(
+                        container.nodes.is_empty() != by_cdi,
+                        "{name} has the nodes {:?}",
+                        container.nodes
+                    );
                     found.insert(name, (container.pod_uid.clone(), only_card(container)?));
                 }
             }
