@@ -80,7 +80,7 @@ impl Models {
     fn capacity(&self, occupancy: &NodeOccupancy, inventory: &Inventory) -> FreeCapacity {
         let cards = occupancy.for_shares(inventory);
         let mut capacity = FreeCapacity::of(&cards, occupancy.unattributed, HostResources::UNLIMITED);
-        for (card, of) in capacity.cards.iter_mut().zip(&inventory.cards) {
+        for (card, of) in capacity.cards.iter_mut().zip(inventory.cards.iter()) {
             card.models = self.of_card(&of.model);
         }
         capacity

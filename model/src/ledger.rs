@@ -212,24 +212,24 @@ pub enum Fault {
     Forgets,
 }
 
+/// An empty ledger over cards that others keep too.
+impl FromIterator<Arc<Card>> for Ledger {
+    fn from_iter<I: IntoIterator<Item = Arc<Card>>>(cards: I) -> Self {
+        let entry =
+            |card| Entry { card, health: Health::Healthy, cordoned: false, occupancy: CardOccupancy::Free };
+        Self {
+            entries: cards.into_iter().map(entry).collect(),
+            #[cfg(any(test, feature = "fault-injection"))]
+            fault: None,
+        }
+    }
+}
+
 impl Ledger {
     /// An empty ledger over these cards, in the order of their [`CardIndex`].
     #[must_use]
     pub fn new(cards: Vec<Card>) -> Self {
-        let entries = cards
-            .into_iter()
-            .map(|card| Entry {
-                card: Arc::new(card),
-                health: Health::Healthy,
-                cordoned: false,
-                occupancy: CardOccupancy::Free,
-            })
-            .collect();
-        Self {
-            entries,
-            #[cfg(any(test, feature = "fault-injection"))]
-            fault: None,
-        }
+        cards.into_iter().map(Arc::new).collect()
     }
 
     /// Test only: a ledger that breaks a rule.

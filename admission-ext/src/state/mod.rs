@@ -10,6 +10,7 @@ mod headroom;
 pub mod node;
 pub mod pod;
 pub mod quota;
+mod strings;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,12 +21,17 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names;
+use gpu_migrate_model::topology::Tree;
 
 use self::headroom::Headroom;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
+use self::strings::Strings;
 use gpu_migrate_model::capacity::NodeCapacity;
+
+/// So many trees of cards are compared with that of a new GPUShadow; others have copies of their own.
+const TREES: usize = 32;
 
 /// Where a node is in [`Cluster::nodes`]. The place of one that is gone is given to another.
 pub type NodeId = usize;
@@ -45,7 +51,7 @@ pub struct NodeInfo {
     pub facts: Option<NodeFacts>,
     pub inventory: Inventory,
     /// What its bridge found on it.
-    pub published: Vec<PublishedHold>,
+    pub published: Arc<[PublishedHold]>,
     /// Pods bound to it or assumed on it, by UID.
     pub pods: HashMap<Arc<str>, Placed>,
     /// Pods that wait for it while preemption makes room for them.
@@ -81,7 +87,8 @@ impl NodeInfo {
     #[must_use]
     pub fn selected_by(&self, pod: &PodFacts) -> bool {
         let labels = self.facts.as_ref().map(|facts| &facts.labels);
-        pod.node_selector.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
+        let label = |key: &str| labels.and_then(|labels| labels.get(key)).map(|value| &**value);
+        pod.node_selector.iter().all(|(key, value)| label(key) == Some(value))
     }
 
     fn settle(&mut self) {
@@ -93,13 +100,13 @@ impl NodeInfo {
             Some(shadow) => (shadow.inventory.clone(), shadow.published.clone()),
             None => {
                 let capacity = self.facts.as_ref().map(|facts| facts.inventory(&self.name));
-                (capacity.unwrap_or_default(), Vec::new())
+                (capacity.unwrap_or_default(), Arc::default())
             }
         };
         // On its way to whole cards alone: what is there stays, no card takes another share.
         let labels = self.facts.as_ref().map(|facts| &facts.labels);
         let closed = self.inventory.closed
-            || labels.and_then(|labels| labels.get(names::NO_NEW_SHARES)).is_some_and(|on| on == "true");
+            || labels.and_then(|labels| labels.get(names::NO_NEW_SHARES)).is_some_and(|on| &**on == "true");
         self.inventory.reserved = if closed {
             (0..u32::try_from(self.inventory.cards.len()).unwrap_or(u32::MAX)).collect()
         } else {
@@ -225,6 +232,9 @@ pub struct Cluster {
     /// How often something was freed, and what of it was not fetched yet.
     frees: u64,
     freed: Vec<Freed>,
+    strings: Strings,
+    /// The trees of cards that nodes have: a few in most clusters.
+    trees: Vec<Arc<Tree>>,
     /// Slots are settled one by one as they change, but for the first filling.
     loading: bool,
 }
@@ -503,7 +513,13 @@ impl Cluster {
     }
 
     /// A Node was added or changed.
-    pub fn set_node(&mut self, name: &str, facts: NodeFacts) {
+    pub fn set_node(&mut self, name: &str, mut facts: NodeFacts) {
+        let shared = |(mut key, mut value): (Arc<str>, Arc<str>)| {
+            self.strings.share(&mut key);
+            self.strings.share(&mut value);
+            (key, value)
+        };
+        facts.labels = std::mem::take(&mut facts.labels).into_iter().map(shared).collect();
         let id = self.node_id(name);
         if self.nodes[id].facts.as_ref() != Some(&facts) {
             self.growth += 1;
@@ -520,7 +536,10 @@ impl Cluster {
     /// A GPUShadow was added or changed.
     pub fn set_shadow(&mut self, name: &str, shadow: ShadowFacts) {
         // Without cards it is the operator's word on a node without an agent: the node's capacity counts.
-        let shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow);
+        let mut shadow = (!shadow.inventory.cards.is_empty()).then_some(shadow);
+        if let Some(shadow) = &mut shadow {
+            self.share_tree(&mut shadow.inventory.tree);
+        }
         let id = self.node_id(name);
         let before = self.nodes[id].shadow.as_ref();
         if before != shadow.as_ref() {
@@ -528,6 +547,18 @@ impl Cluster {
                 before.map(|shadow| &shadow.inventory) == shadow.as_ref().map(|shadow| &shadow.inventory);
             self.growth += u64::from(!same);
             self.change(id, |info| info.shadow = shadow);
+        }
+    }
+
+    fn share_tree(&mut self, tree: &mut Arc<Tree>) {
+        match self.trees.iter().find(|known| *known == tree) {
+            Some(known) => *tree = Arc::clone(known),
+            None => {
+                self.trees.retain(|known| Arc::strong_count(known) > 1);
+                if self.trees.len() < TREES {
+                    self.trees.push(Arc::clone(tree));
+                }
+            }
         }
     }
 
@@ -541,7 +572,16 @@ impl Cluster {
     /// A pod was added or changed. Finished pods are to be removed instead.
     pub fn set_pod(&mut self, mut pod: PodFacts) {
         self.size(&mut pod);
+        self.share_strings(&mut pod);
         self.count_again(&Arc::clone(&pod.uid), |cluster| cluster.insert_pod(Arc::new(pod)));
+    }
+
+    fn share_strings(&mut self, pod: &mut PodFacts) {
+        let PodFacts { namespace, scheduler, node, nominated, owner, gang, .. } = pod;
+        let gang = gang.as_mut().map(|gang| &mut gang.key);
+        let optional = [node.as_mut(), nominated.as_mut(), owner.as_mut(), gang];
+        let all = [namespace, scheduler].into_iter().chain(optional.into_iter().flatten());
+        all.for_each(|text| self.strings.share(text));
     }
 
     fn insert_pod(&mut self, pod: Arc<PodFacts>) {
@@ -687,7 +727,8 @@ impl Cluster {
         if let Some(id) = self.by_name.get(name) {
             return *id;
         }
-        let name: Arc<str> = Arc::from(name);
+        let mut name: Arc<str> = Arc::from(name);
+        self.strings.share(&mut name);
         let new = |generation| NodeInfo { name: Arc::clone(&name), generation, ..NodeInfo::default() };
         let id = match self.vacant.pop() {
             // What was known of the place's last node must not be taken for this one's.
@@ -744,7 +785,7 @@ impl Cluster {
     fn rebuild_node(&mut self, id: NodeId) {
         let info = &mut self.nodes[id];
         let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
-        info.reserved = pool.and_then(|pool| self.reserved.get(pool)).cloned().unwrap_or_default();
+        info.reserved = pool.and_then(|pool| self.reserved.get(&**pool)).cloned().unwrap_or_default();
         self.disputed_cards -= info.occupancy.disputed();
         info.settle();
         self.disputed_cards += info.occupancy.disputed();

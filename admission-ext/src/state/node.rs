@@ -26,7 +26,7 @@ use crate::wire::node::NodeView;
 pub struct NodeFacts {
     /// Of the Node object; empty where it is not known.
     pub uid: String,
-    pub labels: BTreeMap<String, String>,
+    pub labels: BTreeMap<Arc<str>, Arc<str>>,
     /// Cards or UUIDs that an owner took out of allocation.
     pub cordoned: Vec<String>,
     /// vcuda cores, blocks and legacy cards that the node has.
@@ -76,7 +76,7 @@ impl NodeFacts {
                 .labels
                 .iter()
                 .flat_map(Map::iter)
-                .map(|(key, value)| (key.to_owned(), value.to_string()))
+                .map(|(key, value)| (key.into(), Arc::from(&**value)))
                 .collect(),
             cordoned: cordoned
                 .iter()
@@ -95,13 +95,15 @@ impl NodeFacts {
     pub fn inventory(&self, node: &str) -> Inventory {
         let count = self.capacity.cards();
         let blocks = self.capacity.blocks.checked_div(count).unwrap_or(0);
-        let model = self.labels.get(names::GPU_PRODUCT).cloned().unwrap_or_default();
-        let card = |minor| Card {
-            uuid: format!("{node}-{minor}"),
-            minor,
-            model: model.clone(),
-            memory_mib: u64::from(blocks) * names::Dialect::default().mib_per_block,
-            ..Card::default()
+        let model = self.labels.get(names::GPU_PRODUCT).map(ToString::to_string).unwrap_or_default();
+        let card = |minor| {
+            Arc::new(Card {
+                uuid: format!("{node}-{minor}"),
+                minor,
+                model: model.clone(),
+                memory_mib: u64::from(blocks) * names::Dialect::default().mib_per_block,
+                ..Card::default()
+            })
         };
         Inventory {
             cards: (0..count).map(card).collect(),
@@ -122,7 +124,7 @@ impl NodeFacts {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inventory {
     /// In the order of [`CardIndex`].
-    pub cards: Vec<Card>,
+    pub cards: Arc<[Arc<Card>]>,
     /// Those that take nothing new.
     pub unhealthy: Vec<CardIndex>,
     /// Those that an owner took out of allocation.
@@ -142,7 +144,7 @@ pub struct Inventory {
 impl Default for Inventory {
     fn default() -> Self {
         Self {
-            cards: Vec::new(),
+            cards: Arc::default(),
             unhealthy: Vec::new(),
             cordoned: Vec::new(),
             reserved: Vec::new(),
@@ -161,7 +163,7 @@ pub struct PublishedHold {
     pub holder: HolderId,
     pub card: CardIndex,
     pub hold: Hold,
-    /// Namespace and name of the pod that it is taken for; empty while there is none.
+    /// Of a stand-in, namespace and name of the pod that it is taken for; else empty.
     pub pod: String,
 }
 
@@ -194,7 +196,7 @@ pub const UNNAMED: char = '?';
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShadowFacts {
     pub inventory: Inventory,
-    pub published: Vec<PublishedHold>,
+    pub published: Arc<[PublishedHold]>,
     /// UID of the Node that it is about, where it says so.
     pub node_uid: Option<String>,
 }
@@ -204,6 +206,7 @@ impl ShadowFacts {
     #[must_use]
     pub fn read(status: &GPUShadowStatus) -> Self {
         let mut facts = Self::default();
+        let mut published = Vec::new();
         for (index, card) in status.cards.iter().enumerate() {
             let index = CardIndex::from(index);
             if card.health == Health::Unhealthy || card.card.mig {
@@ -213,13 +216,19 @@ impl ShadowFacts {
             if card.state == CardState::Cordoned {
                 facts.inventory.cordoned.push(index);
             }
-            facts.published.extend(card.holders.iter().map(|holder| {
-                let named = (!holder.pod.is_empty()).then(|| format!("{}/{}", holder.namespace, holder.pod));
-                let (holder, hold) = holder.hold();
-                PublishedHold { holder, card: index, hold, pod: named.unwrap_or_default() }
+            published.extend(card.holders.iter().map(|status| {
+                let (holder, hold) = status.hold();
+                let mut hold = PublishedHold { holder, card: index, hold, pod: String::new() };
+                if hold.is_stand_in() && !status.pod.is_empty() {
+                    hold.pod = format!("{}/{}", status.namespace, status.pod);
+                }
+                hold
             }));
         }
-        facts.inventory.cards = status.cards.iter().map(|card| card.card.clone()).collect();
+        facts.published = published.into();
+        // Placement reads no PCI address.
+        let card = |card: &Card| Arc::new(Card { bus_id: String::new(), ..card.clone() });
+        facts.inventory.cards = status.cards.iter().map(|it| card(&it.card)).collect();
         facts.inventory.tree = Arc::new(status.tree());
         facts.inventory.legacy_only = false;
         facts.inventory.published = true;
@@ -296,7 +305,7 @@ pub fn occupancy<'a>(
     placed: impl Iterator<Item = &'a Placed>,
     without: impl Fn(&str) -> bool,
 ) -> (Ledger, NodeOccupancy) {
-    let mut ledger = Ledger::new(inventory.cards.clone());
+    let mut ledger: Ledger = inventory.cards.iter().cloned().collect();
     for card in &inventory.unhealthy {
         ledger.set_health(*card, Health::Unhealthy);
     }

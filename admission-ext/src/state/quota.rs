@@ -219,7 +219,7 @@ impl Exceeded {
 fn place(info: &NodeInfo) -> Place {
     let pool = info.facts.as_ref().and_then(|facts| facts.labels.get(names::POOL));
     let model = info.inventory.cards.first().map(|card| card.model.as_str());
-    Place { pool: pool.map(|pool| Arc::from(pool.as_str())), model: Arc::from(model.unwrap_or("")) }
+    Place { pool: pool.cloned(), model: Arc::from(model.unwrap_or("")) }
 }
 
 /// What `info` contributes.
