@@ -75,6 +75,9 @@ pub struct Args {
     /// Which of the nodes and cards that fit is best
     #[arg(long, env = "GPU_MIGRATE_SCORING", value_enum, default_value_t)]
     scoring: ScoringStrategy,
+    /// Filter answers all nodes that fit, and not the best alone: for a scheduler whose own scores are to count, or another extender's
+    #[arg(long, env = "GPU_MIGRATE_ANSWER_ALL_NODES")]
+    answer_all_nodes: bool,
     /// Names of the schedulers that call this extender: for waiting pods of theirs it requeues capacity that is freed
     #[arg(
         long = "scheduler-name",
@@ -181,6 +184,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         client_names,
         token_file,
         scoring,
+        answer_all_nodes,
         schedulers,
         api_timeout,
         request_timeout,
@@ -222,6 +226,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let settings = Settings {
         rules: Rules { whole_card_memory: !gpu_admission_compat, ..Rules::default() },
         scoring,
+        one_node: !answer_all_nodes,
         api_timeout: Duration::from_secs(api_timeout),
         unconfirmed_timeout: Duration::from_secs(request_timeout),
         gang_timeout: Duration::from_secs(gang_timeout),

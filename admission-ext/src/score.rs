@@ -295,12 +295,19 @@ pub fn scale<'a>(raw: &[Option<f64>], name: impl Fn(usize) -> &'a str) -> Vec<u8
         scaled.min(9)
     };
     let mut scores: Vec<u8> = raw.iter().map(|score| score.map_or(0, scaled)).collect();
-    let best =
-        (0..raw.len()).filter(|at| raw[*at].is_some_and(|score| score >= most)).min_by_key(|at| name(*at));
-    if let Some(best) = best {
+    if let Some(best) = best(raw, name) {
         scores[best] = 10;
     }
     scores
+}
+
+/// The place of the best score; of equals, the one whose name comes first.
+pub fn best<'a>(raw: &[Option<f64>], name: impl Fn(usize) -> &'a str) -> Option<usize> {
+    let known = (0..raw.len()).filter_map(|at| Some((at, raw[at]?)));
+    let order = |(one, score): &(usize, f64), (other, than): &(usize, f64)| {
+        score.total_cmp(than).then_with(|| name(*other).cmp(name(*one)))
+    };
+    known.max_by(order).map(|(at, _)| at)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::reasons::Reasons;
 use super::{Engine, Reply};
 use crate::decide::{fits, fits_without, placement};
 use crate::metrics::{Outcome, Verb};
-use crate::score::scale;
+use crate::score::{best, scale};
 use crate::state::node::{NodeFacts, occupancy};
 use crate::state::pod::PodFacts;
 use crate::state::{Cluster, NodeId};
@@ -35,7 +35,7 @@ impl Own {
 }
 
 impl Engine {
-    /// Which of the nodes the pod fits on.
+    /// Which of the nodes the pod fits on; the best of them alone, by [`Settings::one_node`](super::Settings::one_node).
     pub fn filter(&self, verb: &'static str, body: &[u8]) -> Reply {
         let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
         if let Some(why) = self.not_ready() {
@@ -48,12 +48,34 @@ impl Engine {
         };
         let pod = self.facts(&request.pod);
         let dry_run = verb == Verb::FilterDryrun.path();
-        let (verdicts, reasons) = self.verdicts(&pod, &request.nodes, dry_run);
+        let (mut verdicts, reasons) = self.verdicts(&pod, &request.nodes, dry_run);
+        let spec = &request.pod.spec;
+        let prefers = spec.affinity.is_some() || spec.topology_spread_constraints.is_some();
+        if self.settings.one_node && !dry_run && !prefers && pod.kind != PodKind::Plain {
+            self.pass_over_others(&pod, &request.nodes, &mut verdicts);
+        }
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
         Reply {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
             outcome: if some { Outcome::Ok } else { Outcome::Refused },
         }
+    }
+
+    /// Leaves the best of the nodes that fit.
+    fn pass_over_others(&self, pod: &PodFacts, nodes: &Nodes<'_>, verdicts: &mut [Verdict]) {
+        let fitting: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Fits).collect();
+        let names: Vec<&str> = fitting.iter().map(|at| nodes.name(*at)).collect();
+        let scores = self.scores(pod, &names);
+        let Some(best) = best(&scores, |at| names[at]) else { return };
+        for (at, node) in fitting.into_iter().enumerate() {
+            if at != best {
+                verdicts[node] = Verdict::PassedOver;
+            }
+        }
+    }
+
+    fn scores(&self, pod: &PodFacts, names: &[&str]) -> Vec<Option<f64>> {
+        self.scorer.scores(pod, names, |look: &mut dyn FnMut(&Cluster)| self.read(look))
     }
 
     /// Filter as gpu-admission's users have it configured (`filterVerb: predicates`, whole nodes, the last extender):
@@ -213,8 +235,7 @@ impl Engine {
         };
         let pod = PodFacts::read(&request.pod, &self.settings.rules);
         let names: Vec<&str> = (0..request.nodes.len()).map(|at| request.nodes.name(at)).collect();
-        let scores = self.scorer.scores(&pod, &names, |look: &mut dyn FnMut(&Cluster)| self.read(look));
-        let scores = scale(&scores, |at| names[at]);
+        let scores = scale(&self.scores(&pod, &names), |at| names[at]);
         Reply { body: answer::priorities(&request.nodes, &scores), outcome: Outcome::Ok }
     }
 }

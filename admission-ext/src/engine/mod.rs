@@ -53,6 +53,9 @@ pub struct Settings {
     pub rules: Rules,
     /// How nodes and cards are compared.
     pub scoring: ScoringStrategy,
+    /// Filter answers the best node alone, so that the scheduler neither asks for scores nor has scores of its own that count; but for
+    /// pods with affinity or topology spread constraints, for which the scheduler's own scores are to count.
+    pub one_node: bool,
     /// Names of the schedulers that ask this extender; others become known when they do.
     pub schedulers: Vec<String>,
     /// How long a choice whose binding may or may not have been made keeps its cards before the pod is looked up and,
@@ -87,6 +90,7 @@ impl Default for Settings {
         Self {
             rules: Rules::default(),
             scoring: ScoringStrategy::default(),
+            one_node: false,
             schedulers: vec![names::SCHEDULER.to_owned()],
             unconfirmed_timeout: Self::REQUEST_TIMEOUT,
             api_timeout: Self::API_TIMEOUT,

@@ -9,6 +9,8 @@ use super::Nodes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Fits,
+    /// It fits as well as the node that is answered, or worse.
+    PassedOver,
     /// It does not fit now; preemption could help.
     Failed(u16),
     /// It does not fit, whichever pods leave.

@@ -283,7 +283,7 @@ proptest! {
 
     /// What filter passes, bind places; what bind places keeps I1 and I2 on every card.
     #[test]
-    fn what_filter_passes_bind_places(items in any_node(), pod in any_pod("p"), order in 0usize..5) {
+    fn what_filter_passes_bind_places(items in any_node(), pod in any_pod("p"), order in 0usize..5, one_node: bool) {
         let mut items = items;
         items.push(pod.clone());
         let settings = Settings {
@@ -294,6 +294,7 @@ proptest! {
                 ScoringStrategy::Lookahead,
                 ScoringStrategy::Spread,
             ][order],
+            one_node,
             ..Settings::default()
         };
         let engine = engine_with(Arc::new(Flaky::new(1, 0)), settings, &items);

@@ -451,3 +451,30 @@ fn by_lookahead_the_cards_that_pods_name_are_left_to_them() {
     };
     assert_eq!(best(shared("p", &[(50, 1)])), "b", "of nodes alike the first would be a");
 }
+
+/// The scheduler then neither asks for scores nor has scores of its own that count.
+#[test]
+fn of_the_nodes_that_fit_the_best_alone_is_answered_where_the_pod_prefers_none() {
+    let settings = Settings { scoring: ScoringStrategy::Binpack, one_node: true, ..Settings::default() };
+    let items = [node("a", 1, 16), node("b", 2, 16), node("c", 1, 16), node("d", 2, 16)];
+    let engine = engine_with(Arc::new(Memory::default()), settings, &items);
+    engine.set_pod(facts(&bound(shared("s", &[(60, 4)]), "d", "0")));
+    let all = ["d", "c", "b", "a"];
+    let pod = shared("p", &[(30, 4)]);
+    // Of equals that whose name comes first, and the one that prioritize has at the top.
+    assert_eq!(passing(&engine, &pod, &all), ["a"]);
+    let scores = prioritize(&engine, &pod, &all);
+    let top = scores.as_array().unwrap().iter().max_by_key(|it| it["Score"].as_u64()).unwrap();
+    assert_eq!(top["Host"], "a");
+    // Those that were passed over did not fail.
+    let answer = filter(&engine, &pod, &all);
+    assert_eq!((&answer["FailedNodes"], &answer["FailedAndUnresolvableNodes"]), (&json!({}), &json!({})));
+    for (field, value) in
+        [("affinity", json!({"nodeAffinity": {}})), ("topologySpreadConstraints", json!([{"maxSkew": 1}]))]
+    {
+        let mut choosy = pod.clone();
+        choosy["spec"][field] = value;
+        assert_eq!(passing(&engine, &choosy, &all), all, "{field}");
+    }
+    assert_eq!(passing(&engine, &shared("none", &[(300, 0)]), &all), [""; 0]);
+}

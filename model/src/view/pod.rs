@@ -111,6 +111,8 @@ pub struct SpecView<'a, R = IgnoredAny> {
     pub tolerations: Option<R>,
     /// Parsed only where a policy depends on the card's product.
     pub affinity: Option<R>,
+    /// That there are any.
+    pub topology_spread_constraints: Option<IgnoredAny>,
 }
 
 /// A scheduling gate.
@@ -417,6 +419,7 @@ into_owned!(SpecView {
     scheduling_gates,
     tolerations,
     affinity,
+    topology_spread_constraints,
 });
 into_owned!(GateView { name });
 into_owned!(StatusView { phase, reason, nominated_node_name, conditions, containers, init_containers });
