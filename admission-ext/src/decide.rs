@@ -69,6 +69,10 @@ pub fn placement(
     if pod.kind == PodKind::Shared && inventory.legacy_only {
         return Err(Refusal::NoCard);
     }
+    if let (PodKind::Legacy, Some(free)) = (pod.kind, occupancy.parts) {
+        let asked = pod.demand().legacy;
+        return if free < asked { Err(Refusal::FewCards { free, asked }) } else { Ok(Placement::default()) };
+    }
     let cards = match pod.kind {
         PodKind::Shared => occupancy.for_shares(inventory),
         _ => Cow::Borrowed(&occupancy.cards[..]),

@@ -30,8 +30,10 @@ pub struct CardCapacity {
 pub struct NodeCapacity {
     /// In the order of [`crate::units::CardIndex`].
     pub cards: SmallVec<[CardCapacity; 8]>,
-    /// Cards that legacy pods can get.
+    /// Cards that legacy pods can get, or parts of cards.
     free: u32,
+    /// Legacy pods ask for parts of cards here.
+    divided: bool,
     /// Cards that shared pods can get whole or begin.
     free_for_shares: u32,
     legacy_only: bool,
@@ -93,7 +95,12 @@ impl NodeCapacity {
             })
             .collect();
         let free_for_shares = count(cards.iter().filter(|card| card.free)).saturating_sub(unattributed);
-        Self { free_for_shares, free, legacy_only, cards }
+        Self { free_for_shares, free, divided: false, legacy_only, cards }
+    }
+
+    /// NVIDIA's plugin divides the cards: `free` is of parts.
+    pub fn divide(&mut self) {
+        self.divided = true;
     }
 
     /// Whether a pod fits: by [`NodeCapacity::fast_fit`] where that decides, else by placing it.
@@ -122,7 +129,7 @@ impl NodeCapacity {
     }
 
     fn fast_fit_legacy(&self, asked: u32) -> Result<(), Refusal> {
-        if self.cards.len() < asked as usize {
+        if !self.divided && self.cards.len() < asked as usize {
             return Err(if self.cards.is_empty() { Refusal::NoCard } else { Refusal::TooBig });
         }
         if self.free < asked { Err(Refusal::FewCards { free: self.free, asked }) } else { Ok(()) }
@@ -169,6 +176,7 @@ impl NodeCapacity {
     pub fn take(&mut self, summary: RequestSummary) {
         match summary {
             RequestSummary::Nothing | RequestSummary::Complex => {}
+            RequestSummary::Legacy(parts) if self.divided => self.free = self.free.saturating_sub(parts),
             RequestSummary::Legacy(cards) => self.take_whole(cards, 0),
             RequestSummary::Whole(cards, blocks) => self.take_whole(cards, blocks.0.div_ceil(cards.max(1))),
             RequestSummary::Share(cores, blocks) => {
@@ -202,7 +210,7 @@ impl NodeCapacity {
         }
     }
 
-    /// Cards free of everyone and not unattributed.
+    /// Cards free of everyone and not unattributed, or parts of cards that legacy pods can get.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.free

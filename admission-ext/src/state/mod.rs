@@ -116,10 +116,13 @@ impl NodeInfo {
         let (occupancy, inventory) = (&self.occupancy, &self.inventory);
         self.capacity = NodeCapacity::new(
             &occupancy.for_shares(inventory),
-            occupancy.free_cards(),
+            occupancy.free_for_legacy(),
             occupancy.unattributed,
             inventory.legacy_only,
         );
+        if occupancy.parts.is_some() {
+            self.capacity.divide();
+        }
         self.generation += 1;
         self.stale = false;
     }

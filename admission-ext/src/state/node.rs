@@ -262,6 +262,8 @@ pub struct NodeOccupancy {
     pub cards: Vec<CardView>,
     /// Free cards that are held although it is not known by which pod (DESIGN decision 6): so many must stay free.
     pub unattributed: u32,
+    /// Where NVIDIA's plugin divides cards (time slices, MPS, MIG): how many parts legacy pods can still get.
+    pub parts: Option<u32>,
 }
 
 impl NodeOccupancy {
@@ -283,6 +285,12 @@ impl NodeOccupancy {
     pub fn free_cards(&self) -> u32 {
         let free = self.cards.iter().filter(|card| card.is_free()).count();
         u32::try_from(free).unwrap_or(u32::MAX).saturating_sub(self.unattributed)
+    }
+
+    /// What legacy pods can get: free cards, or parts of cards.
+    #[must_use]
+    pub fn free_for_legacy(&self) -> u32 {
+        self.parts.unwrap_or_else(|| self.free_cards())
     }
 
     /// Cards found in breach of an invariant.
@@ -328,9 +336,17 @@ pub fn occupancy<'a>(
         legacy: legacy.map(|hold| hold.card).collect(),
         stand_ins: published.iter().copied().filter(|hold| hold.is_stand_in()).collect(),
     };
-    let mut unknown = 0u32;
+    let (mut unknown, mut parts_held) = (0u32, 0u32);
+    let mut gone: HashSet<&str> = published.iter().map(|hold| &*hold.holder.pod_uid).collect();
     for placed in placed.filter(|placed| !without(&placed.pod.uid)) {
         unknown = unknown.saturating_add(found.record(&mut ledger, placed));
+        parts_held = parts_held.saturating_add(placed.pod.demand().legacy);
+        gone.remove(&*placed.pod.uid);
+    }
+    gone.retain(|uid| !uid.starts_with(UNNAMED));
+    let of_gone = published.iter().filter(|hold| gone.contains(&*hold.holder.pod_uid));
+    for hold in of_gone.chain(&found.stand_ins) {
+        parts_held = parts_held.saturating_add(legacy_parts(&hold.hold));
     }
     for hold in found.stand_ins {
         ledger.record(&hold.holder, hold.card, hold.hold.clone());
@@ -339,7 +355,27 @@ pub fn occupancy<'a>(
     // Withheld cards are mostly those of legacy pods, whether their card is known or not.
     let legacy = cards.iter().filter(|card| card.state == CardState::Legacy).count();
     let withheld = inventory.withheld.saturating_sub(u32::try_from(legacy).unwrap_or(u32::MAX));
-    (ledger, NodeOccupancy { cards, unattributed: unknown.max(withheld) })
+    let parts = parts_left(inventory, facts, &cards, parts_held);
+    (ledger, NodeOccupancy { cards, unattributed: unknown.max(withheld), parts })
+}
+
+fn legacy_parts(hold: &Hold) -> u32 {
+    match hold {
+        Hold::Legacy(parts) => u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        Hold::Share { .. } => 0,
+    }
+}
+
+/// The parts that legacy pods can get where there are more of them than cards. The agent withdraws those of a card that shares are on;
+/// until it has, they go to nobody either.
+fn parts_left(inventory: &Inventory, facts: &NodeFacts, cards: &[CardView], held: u32) -> Option<u32> {
+    let (all, count) = (facts.capacity.legacy, u32::try_from(cards.len()).unwrap_or(u32::MAX));
+    if !inventory.published || count == 0 || all <= count {
+        return None;
+    }
+    let shared = cards.iter().filter(|card| card.state == CardState::Shared).count();
+    let withdrawn = all.div_ceil(count).saturating_mul(u32::try_from(shared).unwrap_or(u32::MAX));
+    Some(all.saturating_sub(withdrawn).min(facts.allocatable.legacy).saturating_sub(held))
 }
 
 /// What the node's agent has found.

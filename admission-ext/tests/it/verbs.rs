@@ -8,7 +8,7 @@ use gpu_migrate_admission_ext::metrics::Metrics;
 use gpu_migrate_admission_ext::state::node::ShadowFacts;
 use gpu_migrate_model::score::ScoringStrategy;
 use prometheus_client::registry::Registry;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::*;
 
@@ -477,4 +477,41 @@ fn of_the_nodes_that_fit_the_best_alone_is_answered_where_the_pod_prefers_none()
         assert_eq!(passing(&engine, &choosy, &all), all, "{field}");
     }
     assert_eq!(passing(&engine, &shared("none", &[(300, 0)]), &all), [""; 0]);
+}
+
+/// Where NVIDIA's plugin divides cards, a legacy pod asks for parts of them.
+#[test]
+fn a_card_in_parts_takes_as_many_legacy_pods_as_it_has_parts() {
+    let part = |at: u32| {
+        let (uid, part) = (format!("uid-l{at}"), format!("GPU-a-0::{at}"));
+        (
+            0,
+            json!({"uid": uid, "container": "main", "namespace": "default", "pod": format!("l{at}"), "parts": [part]}),
+        )
+    };
+    let mut sliced = node("a", 2, 16);
+    for amounts in ["capacity", "allocatable"] {
+        sliced["status"][amounts]["nvidia.com/gpu"] = json!("8");
+    }
+    let held: Vec<Value> = (0..4).map(|at| bound(legacy(&format!("l{at}"), 1), "a", "")).collect();
+    let published = shadow("a", 2, 16, &[part(0), part(1), part(2), part(3)]);
+    let fits = |engine: &Engine, parts: u32| passing(engine, &legacy("p", parts), &["a"]) == ["a"];
+
+    let engine_of = |shadow: &Value| engine(&[&[sliced.clone(), shadow.clone()], &held[..]].concat());
+    let engine = engine_of(&published);
+    assert!(fits(&engine, 4) && !fits(&engine, 5));
+    // Its own holder is gone from the API, but not from the node.
+    engine.remove_pod("uid-l0");
+    assert!(fits(&engine, 4) && !fits(&engine, 5));
+    // A share on the other card leaves none, before the node has withdrawn them.
+    assert_eq!(passing(&engine, &shared("s", &[(50, 4)]), &["a"]), ["a"]);
+    engine.set_pod(facts(&bound(shared("s", &[(50, 4)]), "a", "1")));
+    assert!(!fits(&engine, 1));
+
+    // MIG: to shares the cards are closed, to NVIDIA's plugin they are not.
+    let mut mig = published.clone();
+    mig["status"]["cards"].as_array_mut().unwrap().iter_mut().for_each(|card| card["mig"] = json!(true));
+    let engine = engine_of(&mig);
+    assert!(fits(&engine, 4) && !fits(&engine, 5));
+    assert_eq!(passing(&engine, &shared("s", &[(50, 4)]), &["a"]), [""; 0]);
 }
