@@ -14,6 +14,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch::{Sender, channel};
+use tokio::task::JoinSet;
 
 use crate::engine::Engine;
 use crate::state::Cluster;
@@ -39,12 +40,14 @@ impl Synced {
 /// Keeps `engine` up to date until it is dropped. Sets it synced once all have been listed.
 pub async fn run(engine: Arc<Engine>, client: Client) {
     let (synced, mut seen) = channel(Synced::default());
+    let mut watches = JoinSet::new();
     // Nobody asks yet: what comes with the first lists is counted once, at their end.
     engine.load();
-    let pods = watch_pods(Arc::clone(&engine), client.clone(), &synced);
-    let nodes = watch_nodes(Arc::clone(&engine), client.clone(), &synced);
-    let shadows = watch_shadows(Arc::clone(&engine), client.clone(), &synced);
-    let config = watch_config(Arc::clone(&engine), client, &synced);
+    // Each in a task of its own: what has come of one is read while another waits for the API server.
+    watches.spawn(watch_pods(Arc::clone(&engine), client.clone(), synced.clone()));
+    watches.spawn(watch_nodes(Arc::clone(&engine), client.clone(), synced.clone()));
+    watches.spawn(watch_shadows(Arc::clone(&engine), client.clone(), synced.clone()));
+    watches.spawn(watch_config(Arc::clone(&engine), client, synced));
     let ready = async {
         if seen.wait_for(|synced| synced.all()).await.is_ok() {
             engine.fill(|_| {});
@@ -53,10 +56,14 @@ pub async fn run(engine: Arc<Engine>, client: Client) {
         }
         std::future::pending::<()>().await;
     };
-    tokio::join!(pods, nodes, shadows, config, ready);
+    // A watch goes on for ever: one that ends or panics ends all, and its caller.
+    tokio::select! {
+        _ = watches.join_next() => tracing::error!("a watch has ended"),
+        () = ready => {}
+    }
 }
 
-async fn watch_pods(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+async fn watch_pods(engine: Arc<Engine>, client: Client, synced: Sender<Synced>) {
     // Finished pods too: the members of a gang that have succeeded count. What was known before a list began and is not in it is
     // gone; a pod that a bind has looked up meanwhile may be younger.
     follow(
@@ -85,7 +92,7 @@ fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
     }
 }
 
-async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: Sender<Synced>) {
     let mut listed = HashSet::<String>::new();
     let apply = |node: &NodeView<'_>| {
         engine.set_node(&node.metadata.name, NodeFacts::read(node, &engine.settings().rules.dialect));
@@ -113,7 +120,7 @@ async fn watch_nodes(engine: Arc<Engine>, client: Client, synced: &Sender<Synced
     .await;
 }
 
-async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: Sender<Synced>) {
     let mut listed = HashSet::<String>::new();
     let apply = |shadow: DeserializeGuard<GPUShadow>| {
         let Ok(GPUShadow { metadata, status: Some(status), .. }) = shadow.0 else { return };
@@ -143,7 +150,7 @@ async fn watch_shadows(engine: Arc<Engine>, client: Client, synced: &Sender<Sync
     .await;
 }
 
-async fn watch_config(engine: Arc<Engine>, client: Client, synced: &Sender<Synced>) {
+async fn watch_config(engine: Arc<Engine>, client: Client, synced: Sender<Synced>) {
     let api = Api::<DeserializeGuard<GPUConfig>>::all(client);
     let undefined = || synced.send_modify(|synced| synced.config = true);
     // The new configuration; `None` where it is malformed and the former one stays.
