@@ -5,8 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
-use gpu_migrate_model::names::{Dialect, SCHEDULER};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::{
@@ -14,6 +13,7 @@ use crate::{
     binaries::Binaries,
     image::PAUSE_IMAGE,
     layout::{Layout, Ports},
+    manifests,
     pki::Pki,
     process::ProcessSpec,
 };
@@ -139,41 +139,26 @@ impl Setup {
 
     /// kube-scheduler: the default one, or with an extender's port a second profile of ours that asks it. Extenders belong to the process, not to a profile: with
     /// `nvidia.com/gpu` among the managed resources, legacy pods of the default scheduler are placed through the extender
-    /// too, so that one cache serialises both kinds (DESIGN decision 6).
-    /// `deploy/scheduler/` has the same for a real cluster.
+    /// too, so that one cache serialises both kinds (DESIGN decision 6). All else is as `deploy/` has it.
     pub fn scheduler(&self, extender: Option<u16>) -> Result<ProcessSpec> {
-        let dialect = Dialect::default();
-        let managed: Vec<Value> = [dialect.legacy, dialect.cores, dialect.memory]
-            .into_iter()
-            .map(|name| json!({"name": name, "ignoredByScheduler": false}))
-            .collect();
-        let extenders = |port: u16| {
-            json!([{
-                "urlPrefix": format!("http://127.0.0.1:{port}/scheduler"),
-                "filterVerb": "filter",
-                "prioritizeVerb": "prioritize",
-                "preemptVerb": "preempt",
-                "bindVerb": "bind",
-                "weight": 10,
-                "nodeCacheCapable": true,
-                "httpTimeout": format!("{}s", EXTENDER_TIMEOUT.as_secs()),
-                // Never ignorable: a bind error would fall back to the default binder, which binds without a card.
-                "ignorable": false,
-                "managedResources": managed,
-            }])
+        let mut config = match extender {
+            Some(port) => {
+                let mut config = shipped_scheduler()?;
+                config["extenders"][0]["urlPrefix"] = json!(format!("http://127.0.0.1:{port}/scheduler"));
+                config["extenders"][0]["httpTimeout"] = json!(format!("{}s", EXTENDER_TIMEOUT.as_secs()));
+                let own = config["profiles"][0].take();
+                config["profiles"] = json!([{"schedulerName": "default-scheduler"}, own]);
+                config
+            }
+            None => json!({
+                "apiVersion": "kubescheduler.config.k8s.io/v1",
+                "kind": "KubeSchedulerConfiguration",
+                "clientConnection": {"qps": 500, "burst": 1000},
+                "profiles": [{"schedulerName": "default-scheduler"}],
+            }),
         };
-        let mut config = json!({
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "clientConnection": {"kubeconfig": self.admin, "qps": 500, "burst": 1000},
-            "leaderElection": {"leaderElect": false},
-            "profiles": [{"schedulerName": "default-scheduler"}],
-        });
-        if let Some(port) = extender {
-            config["profiles"] =
-                json!([{"schedulerName": "default-scheduler"}, {"schedulerName": SCHEDULER}]);
-            config["extenders"] = extenders(port);
-        }
+        config["clientConnection"]["kubeconfig"] = json!(self.admin);
+        config["leaderElection"] = json!({"leaderElect": false});
         let path = self.layout.write("scheduler.json", config.to_string())?;
         Ok(ProcessSpec::new("kube-scheduler", &self.binaries.scheduler)
             .flag("config", path)
@@ -314,6 +299,14 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
             .flag("v", "2");
         Ok(node.place(spec))
     }
+}
+
+/// The configuration of the scheduler that `deploy/` installs.
+fn shipped_scheduler() -> Result<Value> {
+    let objects = manifests::objects("base")?;
+    let text = objects.iter().find_map(|object| object["data"]["scheduler.yaml"].as_str());
+    let text = text.context("deploy/base has no scheduler.yaml")?;
+    serde_saphyr::from_str(text).context("scheduler.yaml of deploy/base cannot be read")
 }
 
 /// A program under another name in the state folder.
