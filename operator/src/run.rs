@@ -7,6 +7,7 @@ use crate::status::{self, access::Access};
 use crate::term::Term;
 use crate::{config, migrations::Migrations};
 use gpu_migrate_runtime::leader::{self, Candidate};
+use gpu_migrate_runtime::tasks::until;
 use gpu_migrate_runtime::{Tasks, admin, client, default_identity};
 use kube::Client;
 use kube::client::ClientBuilder;
@@ -62,9 +63,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         .with_interval(Duration::from_millis(interval_milliseconds))
         .with_prometheus(Prometheus { ca_file: prometheus_ca_file, token_file: prometheus_token_file })
         .run();
-    tasks.spawn("GPUMigration loop", once_elected(elected.clone(), stop.clone(), migrations));
+    tasks.spawn("GPUMigration loop", until(stop.clone(), once(elected.clone(), migrations)));
     let config = config::run(client, namespace.clone(), metrics.clone());
-    tasks.spawn("GPUConfig loop", once_elected(elected.clone(), stop, config));
+    tasks.spawn("GPUConfig loop", until(stop, once(elected.clone(), config)));
 
     let election = leader::run(
         &mut candidate,
@@ -90,14 +91,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 }
 
 /// Runs a control loop from when the Lease is ours. At a shutdown it stops where it is: it starts from what is in the cluster.
-async fn once_elected(
-    elected: CancellationToken,
-    stop: CancellationToken,
-    control_loop: impl Future<Output = ()>,
-) {
-    let work = async {
-        elected.cancelled().await;
-        control_loop.await;
-    };
-    stop.run_until_cancelled(work).await;
+async fn once(elected: CancellationToken, control_loop: impl Future<Output = ()>) {
+    elected.cancelled().await;
+    control_loop.await;
 }

@@ -11,7 +11,7 @@ use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_model::usage;
 use gpu_migrate_runtime::client::{self, ConnectError};
-use gpu_migrate_runtime::tasks::TaskEnded;
+use gpu_migrate_runtime::tasks::{TaskEnded, until};
 use gpu_migrate_runtime::{Tasks, admin};
 use kube::Client;
 use tokio::runtime::Handle;
@@ -362,11 +362,6 @@ async fn follow_kubelet(node: Arc<Node>, mut directory: DirectoryWatch, stop: Ca
             () = stop.cancelled() => return,
         }
     }
-}
-
-/// Runs work that never ends, up to a shutdown.
-async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
-    stop.run_until_cancelled(work).await;
 }
 
 /// Reads cgroups while a pod's end is waited for.

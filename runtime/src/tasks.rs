@@ -20,6 +20,11 @@ pub enum TaskEnded {
     Panicked { name: Cow<'static, str>, message: String },
 }
 
+/// Work for [`Tasks::spawn`] that is dropped where it is when `stop` is cancelled.
+pub async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
+    stop.run_until_cancelled(work).await;
+}
+
 /// Tasks that must not end before the program does.
 #[derive(Debug)]
 pub struct Tasks {

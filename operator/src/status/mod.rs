@@ -23,6 +23,7 @@ use futures::Stream;
 use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
 use gpu_migrate_runtime::Tasks;
 use gpu_migrate_runtime::serve::{Limits, serve};
+use gpu_migrate_runtime::tasks::until;
 use gpu_migrate_runtime::watch::{SkippedObjects, watch_guarded};
 use hyper_util::service::TowerToHyperService;
 use kube::runtime::watcher::Config;
@@ -85,10 +86,6 @@ pub async fn spawn(
     };
     tasks.spawn("status page", serve(listener, None, service, limits, stop));
     Ok(())
-}
-
-async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
-    stop.run_until_cancelled(work).await;
 }
 
 /// Distinguishes the streams of two processes: versions are of one of them.
