@@ -147,24 +147,6 @@ impl Default for Dialect {
     }
 }
 
-/// The label keys that decide whether and how a pod is looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct LabelKeys {
-    /// On the namespace; default `gpu-migrate.io/opt-in`.
-    pub opt_in: String,
-    /// On the pod; default `gpu-migrate.io/opt-out`.
-    pub opt_out: String,
-    /// On the pod, else on the namespace; default `gpu-migrate.io/project`.
-    pub project: String,
-}
-
-impl Default for LabelKeys {
-    fn default() -> Self {
-        Self { opt_in: OPT_IN.into(), opt_out: OPT_OUT.into(), project: PROJECT.into() }
-    }
-}
-
 /// The project of a pod: its own label, else its namespace's. Where the namespace's label [`FIXED_PROJECT`] is `"true"`, the
 /// namespace's alone.
 #[must_use]

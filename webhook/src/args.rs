@@ -6,11 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser};
-use gpu_migrate_model::names::{Dialect, LabelKeys};
 use gpu_migrate_runtime::LogFormat;
 
 use crate::configuration::Address;
-use crate::policy::Settings;
 
 /// Mutating admission webhook: rewrites whole-card GPU requests into shares, project by project.
 ///
@@ -45,9 +43,6 @@ pub struct Args {
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Names.
-    #[command(flatten)]
-    pub names: NameArgs,
     /// Form of the log.
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -134,58 +129,6 @@ pub struct LimitArgs {
     pub drain_timeout: Duration,
 }
 
-/// Names, for clusters that have their own.
-#[derive(Clone, Debug, ClapArgs)]
-#[command(next_help_heading = "Names")]
-pub struct NameArgs {
-    /// Namespace label that opts in.
-    #[arg(long, env = "GPU_MIGRATE_OPT_IN_LABEL", default_value_t = LabelKeys::default().opt_in)]
-    pub opt_in_label: String,
-    /// Pod label that opts out.
-    #[arg(long, env = "GPU_MIGRATE_OPT_OUT_LABEL", default_value_t = LabelKeys::default().opt_out)]
-    pub opt_out_label: String,
-    /// Pod or namespace label with the project.
-    #[arg(long, env = "GPU_MIGRATE_PROJECT_LABEL", default_value_t = LabelKeys::default().project)]
-    pub project_label: String,
-    /// Resource of whole cards.
-    #[arg(long, env = "GPU_MIGRATE_LEGACY_RESOURCE", default_value_t = Dialect::default().legacy)]
-    pub legacy_resource: String,
-    /// Resource of cores.
-    #[arg(long, env = "GPU_MIGRATE_CORE_RESOURCE", default_value_t = Dialect::default().cores)]
-    pub core_resource: String,
-    /// Resource of memory blocks.
-    #[arg(long, env = "GPU_MIGRATE_MEMORY_RESOURCE", default_value_t = Dialect::default().memory)]
-    pub memory_resource: String,
-}
-
-impl NameArgs {
-    /// As the policies take them; `own_namespace` is never touched.
-    #[must_use]
-    pub fn settings(&self, own_namespace: &str) -> Settings {
-        let Self {
-            opt_in_label,
-            opt_out_label,
-            project_label,
-            legacy_resource,
-            core_resource,
-            memory_resource,
-        } = self.clone();
-        let mut excluded_namespaces = Settings::default().excluded_namespaces;
-        excluded_namespaces.insert(own_namespace.to_owned());
-        Settings {
-            excluded_namespaces,
-            dialect: Dialect {
-                legacy: legacy_resource,
-                cores: core_resource,
-                memory: memory_resource,
-                ..Dialect::default()
-            },
-            labels: LabelKeys { opt_in: opt_in_label, opt_out: opt_out_label, project: project_label },
-            mark_reviewed: false,
-        }
-    }
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?}: expected a duration above zero such as 30s, 15m or 168h");
     let parsed: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
@@ -215,12 +158,6 @@ mod tests {
         Args::command().debug_assert();
         let args = Args::parse_from(["gpu-migrate-webhook"]);
         assert_eq!(args.tls.certificate_lifetime, Duration::from_secs(7 * 24 * 3600));
-        let settings = args.names.settings(&args.namespace);
-        assert!(settings.excluded_namespaces.contains("gpu-migrate-system"));
-        assert_eq!(
-            Settings { excluded_namespaces: Settings::default().excluded_namespaces, ..settings },
-            Settings::default()
-        );
     }
 
     #[test]

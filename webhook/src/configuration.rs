@@ -76,7 +76,7 @@ impl WebhookConfiguration {
 
     fn namespace_selector(&self, guarded: bool) -> Value {
         let mut labels = serde_json::Map::new();
-        labels.insert(self.settings.labels.opt_in.clone(), "true".into());
+        labels.insert(names::OPT_IN.to_owned(), "true".into());
         if guarded {
             labels.insert(names::VOID_GUARD.to_owned(), "true".into());
         }
@@ -87,12 +87,12 @@ impl WebhookConfiguration {
     }
 
     fn object_selector(&self) -> Value {
-        json!({ "matchExpressions": [{ "key": self.settings.labels.opt_out, "operator": "NotIn", "values": ["true"] }] })
+        json!({ "matchExpressions": [{ "key": names::OPT_OUT, "operator": "NotIn", "values": ["true"] }] })
     }
 
     /// CEL: whether the object selector keeps the pod from being converted.
     fn opted_out(&self) -> String {
-        let key = &self.settings.labels.opt_out;
+        let key = names::OPT_OUT;
         format!(
             "(has(object.metadata.labels) && '{key}' in object.metadata.labels && object.metadata.labels['{key}'] == 'true')"
         )

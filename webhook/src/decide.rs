@@ -239,8 +239,8 @@ fn namespace_label<'f>(request: &RequestContext<'f>, key: &str) -> Option<&'f st
 
 fn opted_in(request: &RequestContext<'_>, policies: &Policies) -> bool {
     let settings = policies.settings();
-    let labelled = request.namespace_labels.is_none()
-        || namespace_label(request, &settings.labels.opt_in) == Some("true");
+    let labelled =
+        request.namespace_labels.is_none() || namespace_label(request, names::OPT_IN) == Some("true");
     labelled && !settings.excluded_namespaces.contains(request.namespace)
 }
 
@@ -250,9 +250,8 @@ fn governing<'p>(
     request: &RequestContext<'_>,
     policies: &'p Policies,
 ) -> Result<&'p Policy, Box<Decision<'p>>> {
-    let keys = &policies.settings().labels;
     let skip = |skip| Err(Box::new(Decision::skipped(skip)));
-    if pod.metadata.label(&keys.opt_out) == Some("true") {
+    if pod.metadata.label(names::OPT_OUT) == Some("true") {
         return skip(Skip::OptedOut);
     }
     // `kubernetes.io/config.source` says nothing: the kubelet sets it itself on what it runs.
@@ -262,9 +261,9 @@ fn governing<'p>(
     if pod.node().is_some() {
         return skip(Skip::Bound);
     }
-    let of_namespace = namespace_label(request, &keys.project);
+    let of_namespace = namespace_label(request, names::PROJECT);
     let fixed = namespace_label(request, names::FIXED_PROJECT);
-    let Some(project) = names::project_of(pod.metadata.label(&keys.project), of_namespace, fixed) else {
+    let Some(project) = names::project_of(pod.metadata.label(names::PROJECT), of_namespace, fixed) else {
         return skip(Skip::NoProject);
     };
     match policies.select(project, request.namespace, pod) {
@@ -272,7 +271,7 @@ fn governing<'p>(
         Selected::None => {
             let mut decision = Decision::skipped(Skip::UnknownProject);
             if pod.containers().any(|(_, container)| names_gpu(container, &policies.settings().dialect)) {
-                let key = &keys.project;
+                let key = names::PROJECT;
                 decision
                     .warnings
                     .push(format!("left alone: no policy is for project {project} (label {key})"));

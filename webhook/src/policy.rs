@@ -106,14 +106,13 @@ pub struct Policies {
     settings: Settings,
 }
 
-/// Names, for clusters that have their own.
+/// What is the same for all policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Namespaces whose pods are never changed, whatever their labels say: the system's and our own.
     pub excluded_namespaces: BTreeSet<String>,
     /// Which resources stand for cards and shares.
     pub dialect: names::Dialect,
-    pub labels: names::LabelKeys,
     /// Whether pods that keep whole cards get the annotation [`names::REVIEWED`].
     pub mark_reviewed: bool,
 }
@@ -123,7 +122,6 @@ impl Default for Settings {
         Self {
             excluded_namespaces: ["kube-system", "kube-node-lease"].map(str::to_owned).into(),
             dialect: names::Dialect::default(),
-            labels: names::LabelKeys::default(),
             mark_reviewed: false,
         }
     }

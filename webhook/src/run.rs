@@ -50,7 +50,6 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tls,
         registration,
         limits,
-        names,
         log_format: _,
     } = args;
     let client = match (&policy_file, needs_cluster(&tls, &registration)) {
@@ -61,7 +60,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
                 .context("a cluster is needed without --policy-file and --tls-dir")?,
         ),
     };
-    let settings = Settings { mark_reviewed: registration.mark_reviewed, ..names.settings(&namespace) };
+    let mut settings = Settings { mark_reviewed: registration.mark_reviewed, ..Settings::default() };
+    settings.excluded_namespaces.insert(namespace.clone());
     let mut registry = Registry::default();
     let metrics = Metrics::new(registry.sub_registry_with_prefix(PREFIX));
     let store = Store::new(settings.clone(), metrics.clone());

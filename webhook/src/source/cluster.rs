@@ -27,7 +27,6 @@ use crate::obstacles::ClusterFacts;
 pub struct ClusterSource {
     client: Client,
     store: Store,
-    label_keys: Vec<String>,
     ready: Arc<Ready>,
     published: Option<Published>,
     leading: tokio::sync::watch::Receiver<bool>,
@@ -80,14 +79,7 @@ impl ClusterSource {
     /// Watches through `client` into `store`; writes what it makes of each policy into its status while `leading`.
     #[must_use]
     pub fn new(client: Client, store: Store, leading: tokio::sync::watch::Receiver<bool>) -> Self {
-        let labels = &store.settings.labels;
-        let label_keys = vec![
-            labels.opt_in.clone(),
-            labels.project.clone(),
-            names::VOID_GUARD.to_owned(),
-            names::FIXED_PROJECT.to_owned(),
-        ];
-        Self { client, store, label_keys, ready: Arc::default(), published: None, leading }
+        Self { client, store, ready: Arc::default(), published: None, leading }
     }
 
     #[must_use]
@@ -124,7 +116,7 @@ impl ClusterSource {
                     Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
                 Some(update) = namespace_updates.next() => match update {
-                    Update::Event(event) => if namespaces.take(event, |namespace| self.labels(namespace)) {
+                    Update::Event(event) => if namespaces.take(event, Self::labels) {
                         self.ready.namespaces.store(true, Ordering::Release);
                         self.store.set_namespaces(namespaces.live.clone());
                     },
@@ -151,9 +143,9 @@ impl ClusterSource {
     }
 
     /// Only the labels that decide: namespaces carry many others.
-    fn labels(&self, namespace: &PartialObjectMeta<Namespace>) -> Arc<BTreeMap<String, String>> {
-        let labels = namespace.labels();
-        let ours = self.label_keys.iter().filter_map(|key| labels.get_key_value(key));
+    fn labels(namespace: &PartialObjectMeta<Namespace>) -> Arc<BTreeMap<String, String>> {
+        let keys = [names::OPT_IN, names::PROJECT, names::VOID_GUARD, names::FIXED_PROJECT];
+        let ours = keys.iter().filter_map(|key| namespace.labels().get_key_value(*key));
         Arc::new(ours.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 
