@@ -38,7 +38,8 @@ pub struct Args {
     /// Bearer token for that Prometheus; it is not sent over plain http.
     #[arg(long, env = "GPU_MIGRATE_PROMETHEUS_TOKEN_FILE", value_name = "FILE")]
     pub prometheus_token_file: Option<PathBuf>,
-    /// Milliseconds between two looks at the policies; looks at a wave in progress are 2.5 times as far apart. For tests and the demo.
+    /// Milliseconds before a failed reconcile is retried; looks at a wave in progress are 2.5 times as far apart, others 15 times. For tests
+    /// and the demo.
     #[arg(long, hide = true, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub interval_milliseconds: u64,
     /// Form of the log.

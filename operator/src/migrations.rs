@@ -1,4 +1,4 @@
-//! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered.
+//! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered, by a watch of the policies and by when each is due.
 
 use crate::config;
 use crate::kinds::Described;
@@ -7,9 +7,10 @@ use crate::patches;
 use crate::project::{Listed, ListedPod, Observed, Workload, missing};
 use crate::query::Prometheus;
 use crate::waves::{Action, BlockingPod, Decision, Input, Key, step};
+use futures::{FutureExt as _, StreamExt as _};
 use gpu_migrate_model::crd::{GPUConfig, GPUMigration, GPUMigrationSpec};
 use gpu_migrate_model::names;
-use gpu_migrate_runtime::watch;
+use gpu_migrate_runtime::watch::{self, SkippedObjects};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::CronJob;
@@ -20,6 +21,7 @@ use kube::api::{
 };
 use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::watcher::Config;
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -28,9 +30,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const MANAGER: &str = "gpu-migrate-operator";
-/// Reconcile interval of policies that are in progress.
+/// Retry interval after a failure.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Reconcile interval of policies that are not.
+/// Reconcile interval of policies that are not in progress.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
@@ -67,15 +69,33 @@ impl Migrations {
         Self { prometheus, ..self }
     }
 
-    /// Reconciles until it is dropped.
+    /// Reconciles until it is dropped: when a policy changes, and when one is due. What is decided from is read anew each time: the watch
+    /// says only that there is something to read.
     pub(crate) async fn run(mut self) {
+        let policies = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
+        // Objects that cannot be read are counted where they are listed.
+        let mut changes = watch::watch_guarded(policies, Config::default(), SkippedObjects::default());
         loop {
             self.metrics.reconciles.inc();
-            if let Err(error) = self.reconcile_all(Timestamp::now()).await {
-                self.metrics.failures.inc();
-                tracing::warn!(%error, "listing policies and workloads failed; retrying");
+            let now = Timestamp::now();
+            let outcome = self.reconcile_all(now).await;
+            let due = self.due.values().map(|(_, at)| *at).min();
+            let due = due.map_or(IDLE_INTERVAL, |at| at.duration_since(now).unsigned_abs());
+            let due = match outcome {
+                Ok(()) => due,
+                Err(error) => {
+                    self.metrics.failures.inc();
+                    tracing::warn!(%error, "listing policies and workloads failed; retrying");
+                    self.interval
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(due) => {}
+                _ = changes.next() => {
+                    // Those that come together are read together.
+                    while changes.next().now_or_never().is_some() {}
+                }
             }
-            tokio::time::sleep(self.interval).await;
         }
     }
 
@@ -318,6 +338,7 @@ mod tests {
     use super::*;
     use gpu_migrate_model::crd::{CommandAction, MigrationMode, MigrationPhase};
     use http::{Request, Response};
+    use kube::api::PostParams;
     use kube::client::Body;
     use serde_json::{Value, json};
     use std::sync::Mutex;
@@ -447,6 +468,48 @@ mod tests {
         assert_eq!(written.lock().unwrap().len(), 2);
     }
 
+    /// An API server with our definitions.
+    async fn api_server() -> (gpu_migrate_sim::cluster::api::Running, Client) {
+        gpu_migrate_runtime::install_crypto_provider();
+        let running = gpu_migrate_sim::cluster::api::ApiServer::default();
+        let running = running.serve(0, tokio_util::sync::CancellationToken::new()).await.unwrap();
+        let client = running.client().unwrap();
+        for definition in gpu_migrate_model::crd::definitions() {
+            let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            let object = serde_json::to_value(definition).unwrap();
+            gpu_migrate_sim::cluster::json_client::create(&client, path, &object).await.unwrap();
+        }
+        (running, client)
+    }
+
+    #[tokio::test]
+    async fn a_change_of_a_policy_is_acted_upon_before_it_is_due() {
+        let (_running, client) = api_server().await;
+        let policies = Api::<GPUMigration>::all(client.clone());
+        let mut policy = cluster(json!({}))["gpumigrations"][0].take();
+        policy["metadata"] = json!({"name": "m"});
+        policy["spec"]["mode"] = json!("Audit");
+        policies.create(&PostParams::default(), &serde_json::from_value(policy).unwrap()).await.unwrap();
+        // Retries are not what brings it.
+        let never = Duration::from_secs(3600);
+        let migrations = Migrations::new(client.clone(), Metrics::default()).with_interval(never).run();
+        let edits = async {
+            let phase = async |wanted: MigrationPhase| {
+                while policies.get("m").await.unwrap().status.is_none_or(|status| status.phase != wanted) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            phase(MigrationPhase::Idle).await;
+            let paused = json!({"spec": {"mode": "Enforce", "rollout": {"paused": true}}});
+            policies.patch("m", &PatchParams::default(), &Patch::Merge(&paused)).await.unwrap();
+            phase(MigrationPhase::Paused).await;
+        };
+        tokio::select! {
+            () = migrations => panic!("it ended"),
+            outcome = tokio::time::timeout(Duration::from_secs(60), edits) => outcome.expect("it waits until the policy is due"),
+        }
+    }
+
     /// What a GitOps controller does at each sync: it applies its manifests and takes back what differs in the fields that they have.
     async fn sync(client: &Client, path: &str, kind: &str, object: &Value) {
         let group_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
@@ -459,17 +522,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_self_healing_gitops_controller_reverts_neither_a_command_nor_a_wave() {
-        gpu_migrate_runtime::install_crypto_provider();
-        let running = gpu_migrate_sim::cluster::api::ApiServer::default();
-        let running = running.serve(0, tokio_util::sync::CancellationToken::new()).await.unwrap();
-        let client = running.client().unwrap();
+        let (_running, client) = api_server().await;
         let create = async |path: &str, object: Value| {
             gpu_migrate_sim::cluster::json_client::create(&client, path, &object).await.unwrap();
         };
-        for definition in gpu_migrate_model::crd::definitions() {
-            let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            create(path, serde_json::to_value(definition).unwrap()).await;
-        }
         let mut in_git = cluster(json!({}));
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": in_git["namespaces"][0]["metadata"]});

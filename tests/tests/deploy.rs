@@ -412,7 +412,7 @@ fn the_status_page_comes_with_its_rights_and_only_where_it_is_asked_for() {
                 .unwrap()
         };
         let rules = of_operator("ClusterRole")["rules"].to_string();
-        for right in ["tokenreviews", "subjectaccessreviews", "\"watch\""] {
+        for right in ["tokenreviews", "subjectaccessreviews", r#""verbs":["watch"]"#] {
             assert_eq!(rules.contains(right), enabled, "{right}");
         }
         let args = strings(&of_operator("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"])
