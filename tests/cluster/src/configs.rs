@@ -134,6 +134,7 @@ impl Setup {
             .flag("leader-elect", "false")
             .flag("kube-api-qps", "500")
             .flag("kube-api-burst", "1000")
+            .flag("horizontal-pod-autoscaler-sync-period", "1s")
             .flag("profiling", "false")
     }
 

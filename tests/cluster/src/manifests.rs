@@ -81,6 +81,13 @@ pub fn is_right(object: &Value) -> bool {
 
 /// Applies an object by server-side apply; as a dry run it is only checked, strictly.
 pub async fn apply(client: &Client, object: &Value, dry_run: bool) -> Result<()> {
+    let mut parameters = PatchParams::apply("cluster-tests").force().validation_strict();
+    parameters.dry_run = dry_run;
+    apply_as(client, object, &parameters).await
+}
+
+/// The same as another field manager, or in another way.
+pub async fn apply_as(client: &Client, object: &Value, parameters: &PatchParams) -> Result<()> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let version = text(&object["apiVersion"]).context("an object without apiVersion")?;
     let kind = text(&object["kind"]).context("an object without kind")?;
@@ -91,8 +98,6 @@ pub async fn apply(client: &Client, object: &Value, dry_run: bool) -> Result<()>
         Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     };
-    let mut parameters = PatchParams::apply("cluster-tests").force().validation_strict();
-    parameters.dry_run = dry_run;
-    api.patch(&name, &parameters, &Patch::Apply(object)).await.with_context(|| format!("{kind} {name}"))?;
+    api.patch(&name, parameters, &Patch::Apply(object)).await.with_context(|| format!("{kind} {name}"))?;
     Ok(())
 }

@@ -466,8 +466,8 @@ impl Cluster {
         .await
     }
 
-    /// Starts so many of [`OPERATORS`], with the shortest Lease, so that another takes over within seconds.
-    pub fn add_operators(&mut self, count: usize) -> Result<()> {
+    /// Starts so many of [`OPERATORS`], with the shortest Lease, so that another takes over within seconds, and further flags.
+    pub fn add_operators(&mut self, count: usize, flags: &[(&str, &str)]) -> Result<()> {
         let bin = binaries::ours()?;
         for (name, port) in OPERATORS.iter().zip(self.setup.ports.operators).take(count) {
             let recipe = self
@@ -475,7 +475,7 @@ impl Cluster {
                 .flag("namespace", SYSTEM_NAMESPACE)
                 .flag("identity", name)
                 .flag("lease-seconds", "5");
-            self.add(recipe)?;
+            self.add(flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value)))?;
         }
         Ok(())
     }

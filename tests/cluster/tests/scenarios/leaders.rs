@@ -60,7 +60,7 @@ pub(crate) async fn killed_and_paused_leaders_restart_no_workload_twice(cluster:
         cluster.all_running(&namespace, name, 1).await?;
     }
     let begin = audit::read(&cluster.setup.layout.logs())?.len();
-    cluster.add_operators(OPERATORS.len())?;
+    cluster.add_operators(OPERATORS.len(), &[])?;
     enforce(cluster, &namespace).await?;
 
     let mut history = Vec::new();

@@ -27,6 +27,7 @@ mod scheduling;
 mod tokens;
 mod two_nodes;
 mod usage;
+mod waves;
 
 use std::{
     sync::Arc,
@@ -113,6 +114,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, scheduling::a_frozen_extender_names_no_card_after_its_successor),
         scenario!(Bridged, nodes::plugins_are_installed_after_the_driver_and_removed_with_the_last_node),
         scenario!(Bridged, leaders::killed_and_paused_leaders_restart_no_workload_twice),
+        scenario!(Bridged, waves::what_goes_wrong_in_a_wave_is_seen_said_and_undone),
         scenario!(Bridged, churn::random_kills_break_no_invariant),
         // After all the others: it checks the requests of their programs.
         scenario!(Bridged, rbac::every_granted_verb_is_used),

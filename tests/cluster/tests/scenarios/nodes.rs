@@ -62,7 +62,7 @@ pub(crate) async fn plugins_are_installed_after_the_driver_and_removed_with_the_
 
 async fn join_to_removal(cluster: &mut Cluster) -> Result<()> {
     owners_objects(cluster).await?;
-    cluster.add_operators(1)?;
+    cluster.add_operators(1, &[])?;
     let _raw = cluster.new_node(RAW, &[OF_POOL]).await?;
     installed_at_the_second_try(cluster).await?;
     after_restart(cluster, "the first node's plugins", |world| {
