@@ -241,10 +241,9 @@ fn node(labels: Value, kubelet: &str) -> Value {
             "kubeProxyVersion": "", "kubeletVersion": kubelet, "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": ""}}})
 }
 
-fn plugin(image: &str, socket: Option<&str>) -> Value {
-    let env = socket.map_or(json!([]), |socket| json!([{"name": "KUBELET_SOCKET", "value": socket}]));
+fn plugin(image: &str) -> Value {
     json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "plugin", "namespace": "kube-system"},
-        "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": image, "env": env}]}}}})
+        "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}})
 }
 
 fn webhook(name: &str, webhook: &str, failure_policy: &str, bundle: &str) -> Value {
@@ -254,16 +253,18 @@ fn webhook(name: &str, webhook: &str, failure_policy: &str, bundle: &str) -> Val
             "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]}]})
 }
 
+fn behind_agent(status: &str) -> Value {
+    json!([{"type": "NvidiaPluginRegistered", "status": status, "reason": "", "message": "", "lastTransitionTime": "2026-11-21T12:00:00Z"}])
+}
+
 fn ready_cluster() -> Vec<Value> {
     let mut items = healthy();
+    items[0]["status"]["conditions"] = behind_agent("True");
     items.extend([
         namespace(),
         policy(),
         node(json!({"gpu-migrate.io/plugin": "Bridged"}), "v1.33.4"),
-        plugin(
-            "nvcr.io/nvidia/k8s-device-plugin:v0.19.0",
-            Some("/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock"),
-        ),
+        plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0"),
         webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", "Y2E="),
     ]);
     items
@@ -320,16 +321,16 @@ fn preflight_finds_every_mistake() {
         ("failurePolicy Fail", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Fail", "Y2E="))),
         ("no caBundle", |c| replace(c, webhook("gpu-migrate", "pods.gpu-migrate.io", "Ignore", ""))),
         ("has no limit on shares", |c| c.push(quota(json!({"requests.nvidia.com/gpu": "8"})))),
-        ("registers with the kubelet directly", |c| {
-            replace(c, plugin("nvcr.io/nvidia/k8s-device-plugin:v0.19.0", None));
+        ("NVIDIA's plugin is not behind the node agent on gpu-01", |c| {
+            c[0]["status"]["conditions"] = behind_agent("False");
         }),
-        ("k8s-device-plugin:v0.16.2, which does not know KUBELET_SOCKET", |c| {
-            let mut old = plugin("nvcr.io/nvidia/k8s-device-plugin:v0.16.2", None);
+        ("k8s-device-plugin:v0.16.2, which is older than v0.17.0", |c| {
+            let mut old = plugin("nvcr.io/nvidia/k8s-device-plugin:v0.16.2");
             old["metadata"]["name"] = json!("nvidia-old");
             c.push(old);
         }),
         ("runs another GPU sharing plugin", |c| {
-            let mut other = plugin("tkestack/gpu-manager:1.1.4", None);
+            let mut other = plugin("tkestack/gpu-manager:1.1.4");
             other["metadata"]["name"] = json!("gpu-manager");
             c.push(other);
         }),
@@ -364,7 +365,7 @@ fn preflight_finds_every_mistake() {
         assert!(out.ends_with("\nno-go\n"));
     }
     let mut cluster = ready_cluster();
-    let together = [0, 2, 3, 4, 5, 7, 8];
+    let together = [0, 2, 4, 5, 7, 8];
     for number in together {
         mistakes[number].1(&mut cluster);
     }

@@ -240,14 +240,11 @@ fn the_backstop_asks_what_the_webhook_asks() {
 #[test]
 fn the_nvidia_plugin_is_pointed_at_the_bridge() {
     let socket = "/var/lib/kubelet/device-plugins/gpu-migrate@kubelet.sock";
-    let daemonset = read("nvidia/daemonset-patch.yaml").remove(0);
-    let variable = daemonset.pointer("/spec/template/spec/containers/0/env/0").unwrap();
-    assert_eq!(
-        (variable["name"].as_str(), variable["value"].as_str()),
-        (Some("KUBELET_SOCKET"), Some(socket))
-    );
-    let policy = read("nvidia/clusterpolicy-patch.yaml").remove(0);
-    assert_eq!(policy.pointer("/spec/devicePlugin/env/0").unwrap(), variable);
+    let map = read("base/templates.yaml").remove(0);
+    let bridged = map["data"]["nvidia-plugin-bridged.yaml"].as_str().unwrap();
+    assert!(bridged.contains(&format!("{{name: KUBELET_SOCKET, value: {socket}}}")), "{bridged}");
+    let documented = std::fs::read_to_string(deploy().join("nvidia/README.md")).unwrap();
+    assert!(documented.contains(&format!("KUBELET_SOCKET={socket}")));
     let help =
         gpu_migrate_plugin_bridge::args::Args::try_parse_from(["b", "--help"]).unwrap_err().to_string();
     assert!(

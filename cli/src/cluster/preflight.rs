@@ -267,11 +267,10 @@ fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
     }
 }
 
-/// The plugin's variable for the socket to register with.
-fn kubelet_socket(set: &DaemonSet) -> Option<String> {
-    let pod = set.spec.as_ref()?.template.spec.as_ref()?;
-    let env = pod.containers.iter().flat_map(|container| container.env.iter().flatten());
-    env.filter(|variable| variable.name == "KUBELET_SOCKET").find_map(|variable| variable.value.clone())
+/// Whether the node agent has NVIDIA's plugin behind itself, by what the kubelet has.
+fn has_plugin(shadow: &GPUShadow) -> bool {
+    let mut conditions = shadow.status.iter().flat_map(|status| &status.conditions);
+    conditions.any(|condition| condition.type_ == "NvidiaPluginRegistered" && condition.status == "True")
 }
 
 fn images(set: &DaemonSet) -> impl Iterator<Item = &str> {
@@ -293,26 +292,29 @@ fn runs(set: &DaemonSet, parts: &[&str]) -> bool {
 fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
     let sets =
         snapshot.daemon_sets.iter().filter(|set| runs(set, &["k8s-device-plugin"])).collect::<Vec<_>>();
-    let bridged = snapshot.nodes.iter().filter(is_bridged).count();
-    let behind =
-        |set: &&&DaemonSet| kubelet_socket(set).is_some_and(|socket| socket.contains("gpu-migrate@"));
-    if bridged > 0 && !sets.is_empty() && !sets.iter().any(|set| behind(&set)) {
-        let names =
-            sets.iter().map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any()));
-        let found = format!(
-            "{} registers with the kubelet directly on bridged nodes ({bridged})",
-            names.collect::<Vec<_>>().join(", ")
-        );
-        report.add(Level::NoGo, found, "Set KUBELET_SOCKET in its DaemonSet (deploy/nvidia/README.md): otherwise it allocates cards that shares are on");
+    let bridged =
+        snapshot.nodes.iter().filter(|node| plugin_mode(node) == "Bridged").map(kube::ResourceExt::name_any);
+    let of_node = |name: &str| snapshot.shadows.iter().find(|shadow| shadow.name_any() == name);
+    // One without an agent is named elsewhere.
+    let served = bridged.filter_map(|name| of_node(&name)).filter(|shadow| has_agent(shadow));
+    let (behind, direct) = served.partition::<Vec<_>, _>(|shadow| has_plugin(shadow));
+    if !direct.is_empty() && !sets.is_empty() {
+        let names = direct.iter().map(|shadow| shadow.name_any()).collect::<Vec<_>>();
+        let found = format!("NVIDIA's plugin is not behind the node agent on {}", names.join(", "));
+        report.add(Level::NoGo, found, "See whether it runs there and what the node agent logs (deploy/nvidia/README.md): otherwise it allocates cards that shares are on");
     }
     for (set, image) in sets.iter().flat_map(|set| images(set).map(move |image| (set, image))) {
         if image.contains("k8s-device-plugin") && version(image).is_some_and(|version| version < (0, 17)) {
             let found = format!(
-                "DaemonSet {}/{} runs {image}, which does not know KUBELET_SOCKET",
+                "DaemonSet {}/{} runs {image}, which is older than v0.17.0",
                 set.namespace().unwrap_or_default(),
                 set.name_any()
             );
-            report.add(Level::NoGo, found, "Update it to v0.17.0 or newer: otherwise it registers with the kubelet itself, and at each of its starts cards that shares are on can be allocated for some milliseconds");
+            report.add(
+                Level::NoGo,
+                found,
+                "Update it: older versions know no other socket than the kubelet's, and were not tried",
+            );
         }
     }
     if sets.is_empty() {
@@ -323,9 +325,9 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
         );
     }
     report.good(format!(
-        "{}, {} behind the node agent",
+        "{}, behind the node agent on {}",
         counted(sets.len(), "DaemonSet"),
-        sets.iter().filter(|set| behind(set)).count()
+        counted(behind.len(), "node")
     ));
 }
 

@@ -193,7 +193,7 @@ fn conflict(mode: PluginMode, serving: &[&External<'_>], shadow: Option<&GPUShad
         set.roles.iter().find_map(|role| match role {
             Role::OtherSharing => Some(format!("DaemonSet {name} allocates shares of the same cards; keep it off this node")),
             Role::NvidiaPlugin { behind_bridge: false } if mode == PluginMode::Shared || !bridged => Some(format!(
-                "DaemonSet {name} registers with the kubelet directly: set KUBELET_SOCKET (deploy/nvidia/README.md); no new share is placed until then"
+                "DaemonSet {name} is at the kubelet and not behind the node agent (deploy/nvidia/README.md); no new share is placed until then"
             )),
             _ => None,
         })

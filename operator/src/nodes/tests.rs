@@ -265,7 +265,7 @@ fn two_plugins_for_the_same_cards_are_a_conflict_and_close_the_node_to_shares() 
         [("no-new-shares", "true"), ("plugin", "Bridged"), ("run-node-agent", "none")]
     );
     assert!(conditions(&plan)[1].starts_with(
-        "PluginConflict=true: DaemonSet kube-system/nvidia registers with the kubelet directly"
+        "PluginConflict=true: DaemonSet kube-system/nvidia is at the kubelet and not behind the node agent"
     ));
     // As soon as the agent has it behind itself, the node opens.
     case.shadow = Some(shadow(

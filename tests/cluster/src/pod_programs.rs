@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     binaries,
     cluster::Cluster,
+    configs::{SECOND_NODE, on_node},
     image::WORK_IMAGE,
     process::{ProcessSpec, output},
     stage::SYSTEM_NAMESPACE,
@@ -54,15 +55,18 @@ fn program(container: &str) -> Result<Program> {
 }
 
 impl Cluster {
-    /// Tags the work image with the names of the images in manifests, so that their pods start.
+    /// Tags the work image with the names of the images in manifests, so that their pods start on every node.
     pub fn tag_work_image_as(&self, images: &BTreeSet<String>) -> Result<()> {
-        for image in images {
-            output(
-                Command::new(&self.setup.binaries.ctr)
-                    .arg("--address")
-                    .arg(self.setup.layout.containerd_socket())
-                    .args(["--namespace", "k8s.io", "images", "tag", "--force", WORK_IMAGE, image]),
-            )?;
+        let layouts = [self.setup.layout.clone(), self.setup.layout.of_node(SECOND_NODE)];
+        for layout in layouts.iter().filter(|layout| layout.containerd_socket().exists()) {
+            for image in images {
+                output(
+                    Command::new(&self.setup.binaries.ctr)
+                        .arg("--address")
+                        .arg(layout.containerd_socket())
+                        .args(["--namespace", "k8s.io", "images", "tag", "--force", WORK_IMAGE, image]),
+                )?;
+            }
         }
         Ok(())
     }
@@ -160,7 +164,15 @@ impl Cluster {
                 Ok(recipe)
             }
             Program::Scheduler => self.scheduler_for_pod(name, pod, container, &address).await,
-            Program::Nvidia => Ok(variables(self.nvidia_plugin(name), pod, container)),
+            Program::Nvidia => {
+                let plugin = variables(self.nvidia_plugin(name), pod, container);
+                if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) != Some(SECOND_NODE) {
+                    return Ok(plugin);
+                }
+                let mounts = self.component(&on_node("mounts", SECOND_NODE))?.pid();
+                let plugin = plugin.env("NODE_NAME", SECOND_NODE).env("NVML_STAND_IN_NODE", "1");
+                Ok(plugin.in_mounts_of(mounts.context("the second node is there")?))
+            }
         }
     }
 

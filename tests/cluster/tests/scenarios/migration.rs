@@ -1,4 +1,5 @@
-//! A migration as a cluster's owner does it: by the runbook, command by command, from the first plan to the uninstall.
+//! A migration as a cluster's owner does it: by the runbook, command by command, from the first plan to the uninstall. A second node
+//! with cards has nothing to do with it.
 //!
 //! **What is real, what is not.** Kubernetes, the containers of the workloads and NVIDIA's plugin are real. What `deploy/`
 //! ships is applied as it stands there, and Kubernetes makes pods of it; a stand-in image waits in each, and its program
@@ -14,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gpu_migrate_cluster_tests::{
     Cluster,
     cluster::TIMEOUT,
-    configs::NODE,
+    configs::{NODE, SECOND_NODE},
     manifests,
     migration::{GPU, limit},
     observe::Observer,
@@ -28,10 +29,15 @@ use gpu_migrate_model::{
     crd::{GPUMigration, MigrationPhase},
     names::{self, Dialect},
 };
-use k8s_openapi::api::{
-    admissionregistration::v1::MutatingWebhookConfiguration,
-    apps::v1::Deployment,
-    core::v1::{Node, Pod},
+
+use crate::two_nodes::{self, Allocatable};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::MutatingWebhookConfiguration,
+        apps::v1::Deployment,
+        core::v1::{Node, Pod},
+    },
+    jiff::Timestamp,
 };
 use kube::{
     Api, Client, ResourceExt,
@@ -43,15 +49,20 @@ use serde_json::{Value, json};
 const DANLU: &str = "danlu";
 /// Its workloads, one a wave. The second has an image that gets ready on a whole card only.
 const WORKLOADS: [&str; 3] = ["canary", "trainer", "serving"];
+/// Of a project that is not migrated.
+const BYSTANDERS: &str = "bystanders";
 /// The image of NVIDIA's plugin, by name.
 const NVIDIA_IMAGE: &str = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0";
 
 /// The whole of it. The second wave is broken on purpose: it is rolled back by itself and the first stays. Then all is
-/// rolled back, gpu-migrate is uninstalled, and no trace of it is left.
+/// rolled back, gpu-migrate is uninstalled, and no trace of it is left. All along the other node offers the same cards, and its pod runs.
 pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<()> {
     let mut runbook = Runbook::open(cluster, "migration::from_install_to_uninstall")?;
     let mut clock = Clock::start();
+    cluster.add_node().await?;
     the_owners_cluster(cluster).await?;
+    let other_node = Allocatable::watch(cluster.client.clone(), SECOND_NODE);
+    let bystander = two_nodes::run(cluster, BYSTANDERS, "bystander", SECOND_NODE).await?;
     clock.lap("the cluster before");
 
     runbook.file("policies.yaml", &policies(json!({}))?)?;
@@ -83,8 +94,13 @@ pub(crate) async fn from_install_to_uninstall(cluster: &mut Cluster) -> Result<(
     let report = observer.finish().await?;
     eprintln!("    the observer took {} samples of {} holders", report.samples, report.holders.len());
     // Three at first, two that were converted, one that was rolled back; the others kept their card.
-    report.check(6)?;
+    report.check(7)?;
     runbook.finish()?;
+    let (pod, _) = cluster.running(BYSTANDERS, "bystander").await?;
+    ensure!(pod.uid() == Some(bystander), "the other node's pod was replaced");
+    other_node.has_seen(cluster, Timestamp::now()).await?;
+    let seen = other_node.values();
+    ensure!(seen == [seen[0].clone()] && seen[0].len() == 1, "the other node's cards have changed: {seen:?}");
     forget_the_owners_objects(cluster).await
 }
 
@@ -122,8 +138,7 @@ async fn until<T>(
     }
 }
 
-/// NVIDIA's plugin as a DaemonSet, its RuntimeClass, a ClusterPolicy as the GPU operator has it, and a project with a quota
-/// and three workloads on whole cards.
+/// NVIDIA's plugin as a DaemonSet, its RuntimeClass, and a project with a quota and three workloads on whole cards.
 async fn the_owners_cluster(cluster: &mut Cluster) -> Result<()> {
     cluster.tag_work_image_as(&BTreeSet::from([NVIDIA_IMAGE.to_owned()]))?;
     for object in owners_objects() {
@@ -140,18 +155,13 @@ async fn the_owners_cluster(cluster: &mut Cluster) -> Result<()> {
         cluster.create_deployment(DANLU, workload(name)).await?;
     }
     all_settled(cluster).await?;
-    offered(cluster, &Dialect::default().legacy, CARDS).await
+    let legacy = Dialect::default().legacy;
+    offered_on(cluster, SECOND_NODE, &legacy, CARDS).await?;
+    offered(cluster, &legacy, CARDS).await
 }
 
 fn owners_objects() -> Vec<Value> {
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "clusterpolicies.nvidia.com"},
-        "spec": {"group": "nvidia.com", "scope": "Cluster",
-            "names": {"kind": "ClusterPolicy", "plural": "clusterpolicies", "singular": "clusterpolicy"},
-            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-                {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]},
-    });
+    let namespace = |name: &str, labels: Value| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
     let labels = json!({"name": "nvidia-device-plugin-ds"});
     let plugin = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -165,10 +175,9 @@ fn owners_objects() -> Vec<Value> {
     });
     vec![
         json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "runc"}),
-        crd,
-        json!({"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}, "spec": {"devicePlugin": {"enabled": true}}}),
         plugin,
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": DANLU, "labels": {"team": "nlp"}}}),
+        namespace(BYSTANDERS, json!({})),
+        namespace(DANLU, json!({"team": "nlp"})),
         json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus", "namespace": DANLU}, "spec": {"hard": {"requests.nvidia.com/gpu": "6"}}}),
     ]
 }
@@ -178,6 +187,7 @@ fn workload(name: &str) -> Value {
     let mut workload = deployment(name, 1, GPU);
     let pod = &mut workload["spec"]["template"]["spec"];
     pod["terminationGracePeriodSeconds"] = json!(1);
+    pod["nodeSelector"] = json!({"pool": "a100"});
     if name == WORKLOADS[1] {
         let mut broken = container("main", GPU);
         // Not an annotation of our own group: this is the owner's manifest, and stays when we go.
@@ -254,7 +264,7 @@ async fn install(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     Ok(())
 }
 
-/// Runbook 2: the agent first, then NVIDIA's plugin behind it. No pod moves; every one is a holder.
+/// Runbook 2: a label brings the agent, which takes the place of NVIDIA's plugin. No pod moves; every one is a holder.
 async fn bridge(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     let config = manifests::of_document("deploy/RUNBOOK.md", "GPUConfig")?;
     runbook.run(cluster, "kubectl label node gpu-01 gpu-migrate.io/plugin=Bridged").await?;
@@ -265,8 +275,6 @@ async fn bridge(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
         )
         .await?;
     runbook.run(cluster, "kubectl -n gpu-migrate-system rollout status daemonset/gpu-migrate-bridge").await?;
-    runbook.run(cluster, "kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset --patch-file deploy/nvidia/daemonset-patch.yaml").await?;
-    runbook.run(cluster, "kubectl patch clusterpolicy cluster-policy --type merge --patch-file deploy/nvidia/clusterpolicy-patch.yaml").await?;
     manifests::apply(&cluster.client, &config, false).await?;
     let dialect = Dialect::default();
     // Of cards that whole-card pods hold, no share is offered.
@@ -395,20 +403,8 @@ async fn without_webhook(cluster: &mut Cluster, runbook: &mut Runbook) -> Result
     .await
 }
 
-/// Runbook 7: uninstall refuses while NVIDIA's plugin is behind the node agent; then it removes everything.
+/// Runbook 7: everything is removed, and NVIDIA's plugin on that node is restarted.
 async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
-    let output = runbook.run_unlisted(cluster, "gpu-migrate uninstall").await?;
-    ensure!(output.status == 3 && output.text.contains("still registers with the node agent"), "{output:?}");
-    runbook
-        .run(
-            cluster,
-            "kubectl -n kube-system set env daemonset/nvidia-device-plugin-daemonset KUBELET_SOCKET-",
-        )
-        .await?;
-    runbook
-        .run(cluster, "kubectl -n kube-system rollout status daemonset/nvidia-device-plugin-daemonset")
-        .await?;
-    offered(cluster, &Dialect::default().legacy, CARDS).await?;
     let output = runbook.run(cluster, "gpu-migrate uninstall --dry-run").await?;
     ensure!(output.contains("dry run"), "{output}");
     let output = runbook.run(cluster, "gpu-migrate uninstall").await?;
@@ -416,15 +412,8 @@ async fn uninstall(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     runbook
         .run(cluster, "kubectl label namespace danlu gpu-migrate.io/opt-in- gpu-migrate.io/project-")
         .await?;
-    let restore = json!({"spec": {"devicePlugin": {"env": null}}});
-    let output = runbook
-        .run_unlisted(
-            cluster,
-            &format!("kubectl patch clusterpolicy cluster-policy --type merge -p '{restore}'"),
-        )
-        .await?;
-    ensure!(output.status == 0, "{}", output.text);
-    Ok(())
+    let restart = "kubectl -n kube-system delete pod -l name=nvidia-device-plugin-ds --field-selector spec.nodeName=gpu-01";
+    runbook.run(cluster, restart).await.map(drop)
 }
 
 /// No object or file is new, none is missing, and no object has our name in it; all cards are whole cards
@@ -451,9 +440,8 @@ async fn as_before(cluster: &mut Cluster, before: &Snapshot) -> Result<()> {
 /// So that the next scenario finds the cluster as this one did.
 async fn forget_the_owners_objects(cluster: &mut Cluster) -> Result<()> {
     for command in [
-        "kubectl delete --wait=false namespace danlu",
+        "kubectl delete --wait=false namespace danlu bystanders",
         "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset",
-        "kubectl delete crd clusterpolicies.nvidia.com",
         "kubectl delete runtimeclass nvidia",
     ] {
         let runbook = Runbook::open(cluster, "no scenario")?;
@@ -481,9 +469,13 @@ async fn phase(cluster: &mut Cluster, wanted: MigrationPhase) -> Result<()> {
 }
 
 async fn offered(cluster: &mut Cluster, resource: &str, amount: u64) -> Result<()> {
-    until(cluster, &format!("{amount} {resource} on the node"), async |client| {
+    offered_on(cluster, NODE, resource, amount).await
+}
+
+async fn offered_on(cluster: &mut Cluster, node: &str, resource: &str, amount: u64) -> Result<()> {
+    until(cluster, &format!("{amount} {resource} on {node}"), async |client| {
         let all = Api::<Node>::all(client.clone())
-            .get(NODE)
+            .get(node)
             .await?
             .status
             .and_then(|s| s.allocatable)

@@ -91,7 +91,7 @@ pub(crate) async fn one_node_is_bridged_and_taken_back_and_the_other_never_chang
 }
 
 /// A pod with a whole card on a node; its UID once it runs.
-async fn run(cluster: &mut Cluster, namespace: &str, name: &str, node: &str) -> Result<String> {
+pub(crate) async fn run(cluster: &mut Cluster, namespace: &str, name: &str, node: &str) -> Result<String> {
     let mut spec: Value = pod_spec(GPU);
     spec["nodeSelector"] = json!({"kubernetes.io/hostname": node});
     cluster.create_pod(namespace, name, spec).await?;
@@ -105,7 +105,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 /// All that a node's extended resources ever were.
-struct Allocatable {
+pub(crate) struct Allocatable {
     seen: Arc<Mutex<Watched>>,
     task: JoinHandle<()>,
 }
@@ -119,7 +119,7 @@ struct Watched {
 }
 
 impl Allocatable {
-    fn watch(client: Client, node: &str) -> Self {
+    pub(crate) fn watch(client: Client, node: &str) -> Self {
         let seen = Arc::<Mutex<Watched>>::default();
         let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
         let changes = watcher(Api::<Node>::all(client), config).default_backoff().applied_objects();
@@ -144,12 +144,12 @@ impl Allocatable {
         Self { seen, task }
     }
 
-    fn values(&self) -> Vec<BTreeMap<String, String>> {
+    pub(crate) fn values(&self) -> Vec<BTreeMap<String, String>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).values.clone()
     }
 
     /// Waits until it has seen what the kubelet wrote at that time or later.
-    async fn has_seen(&self, cluster: &mut Cluster, time: Timestamp) -> Result<()> {
+    pub(crate) async fn has_seen(&self, cluster: &mut Cluster, time: Timestamp) -> Result<()> {
         cluster
             .until("the watch to see the node's status", TIMEOUT, || async {
                 let at = self.seen.lock().unwrap_or_else(PoisonError::into_inner).at;
