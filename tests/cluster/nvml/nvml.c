@@ -5,6 +5,8 @@
 //
 //   NVML_STAND_IN_CARDS=8      how many cards (default 8, at most 64)
 //   NVML_STAND_IN_NODE=N       another machine: its cards have other UUIDs (default 0)
+//   NVML_STAND_IN_DRIVER=V     the driver's version (default 550.54.15)
+//   NVML_STAND_IN_CUDA=N       the CUDA version that it supports, 1000 for each major and 10 for each minor one (default 12040)
 //   NVML_STAND_IN_STATE=DIR    faults, read at every call: DIR/xid-<i> holds an XID number, reported once per change of
 //                              the file to every process that waits for events; DIR/lost-<i> makes card i fall off the bus;
 //                              DIR/absent-<i> hides it from processes that start then, and those
@@ -128,9 +130,16 @@ const char *nvmlErrorString(nvmlReturn_t r) {
   }
 }
 
-nvmlReturn_t nvmlSystemGetDriverVersion(char *v, unsigned n) { return text(v, n, "550.54.15"); }
+nvmlReturn_t nvmlSystemGetDriverVersion(char *v, unsigned n) {
+  const char *wanted = getenv("NVML_STAND_IN_DRIVER");
+  return text(v, n, wanted ? wanted : "550.54.15");
+}
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *v, unsigned n) { return text(v, n, "12.550.54.15"); }
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 12040; return SUCCESS; }
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *v) {
+  const char *wanted = getenv("NVML_STAND_IN_CUDA");
+  *v = wanted ? atoi(wanted) : 12040;
+  return SUCCESS;
+}
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *v) { return nvmlSystemGetCudaDriverVersion_v2(v); }
 
 // ---- handles ----

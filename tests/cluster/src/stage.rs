@@ -367,6 +367,25 @@ impl Cluster {
             .env("NVML_STAND_IN_STATE", self.setup.layout.nvml_faults()))
     }
 
+    /// Restarts the node agent with these flags and variables besides its own, and waits until it serves.
+    ///
+    /// # Errors
+    /// It does not end, or does not serve.
+    pub async fn restart_agent_with(
+        &mut self,
+        flags: &[(&str, &Path)],
+        variables: &[(&str, &str)],
+    ) -> Result<()> {
+        let mut recipe = self.bridge(&binaries::ours()?).await?;
+        recipe = flags.iter().fold(recipe, |recipe, (name, value)| recipe.flag(name, value));
+        recipe = variables.iter().fold(recipe, |recipe, (name, value)| recipe.env(*name, value));
+        let agent = self.component("gpu-migrate-bridge")?;
+        agent.stop()?;
+        agent.set_spec(recipe);
+        self.start_component("gpu-migrate-bridge")?;
+        self.wait_until_serving().await
+    }
+
     fn extender(&self, bin: &Path) -> Result<ProcessSpec> {
         self.extender_at(bin, self.setup.ports.extender)
     }

@@ -10,6 +10,7 @@ mod dra;
 mod evidence;
 mod health;
 mod hostile;
+mod isolations;
 mod kubernetes;
 mod leaders;
 mod migration;
@@ -86,6 +87,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, registration::a_plugin_at_the_kubelet_is_registered_over),
         scenario!(Bridged, health::an_unhealthy_card_gets_no_new_pod_until_it_is_healthy),
         scenario!(Bridged, health::a_card_that_hangs_or_is_split_costs_no_other_card),
+        scenario!(Bridged, isolations::a_container_sees_what_its_isolation_promises),
         scenario!(Bridged, usage::what_a_process_uses_is_its_containers),
         scenario!(Bridged, rejected::a_pod_that_fits_on_no_card_is_rejected_and_deleted),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
