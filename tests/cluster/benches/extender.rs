@@ -160,7 +160,9 @@ impl Made {
             let (shadows, uids) = (shadows.clone(), &uids);
             async move {
                 for card in shadow["status"]["cards"].as_array_mut().into_iter().flatten() {
-                    for holder in card["holders"].as_array_mut().into_iter().flatten() {
+                    // One without holders has no list of them.
+                    let holders = card.get_mut("holders").and_then(Value::as_array_mut);
+                    for holder in holders.into_iter().flatten() {
                         let now = holder["uid"].as_str().and_then(|before| uids.get(before));
                         holder["uid"] = json!(now.context("the pod of a holder")?);
                     }
