@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::process::output;
 
 const KUBERNETES_GO_MOD: &str = include_str!("../go.mod");
+const OLDEST_KUBERNETES_GO_MOD: &str = include_str!("../kubernetes-1.30/go.mod");
 const CONTAINERD_GO_MOD: &str = include_str!("../containerd/go.mod");
 const HELM_GO_MOD: &str = include_str!("../helm/go.mod");
 const PROMETHEUS_GO_MOD: &str = include_str!("../prometheus/go.mod");
@@ -122,12 +123,31 @@ fn containerd(here: &Path, name: &str) -> Result<PathBuf> {
     built_go_tool(&here.join("containerd"), CONTAINERD_GO_MOD, "github.com/containerd/containerd/v2", name)
 }
 
-fn kubernetes(name: &str) -> Result<PathBuf> {
-    go_tool(&crate::package_folder(), KUBERNETES_GO_MOD, "k8s.io/kubernetes", name)
+const KUBERNETES: &str = "k8s.io/kubernetes";
+
+/// Whether the scenarios run on the oldest minor that the chart accepts (`GPU_MIGRATE_KUBERNETES=1.30`) instead of the newest.
+///
+/// # Errors
+/// Another minor is asked for.
+pub fn oldest_kubernetes() -> Result<bool> {
+    match env::var("GPU_MIGRATE_KUBERNETES").unwrap_or_default().as_str() {
+        "" | "1.37" => Ok(false),
+        "1.30" => Ok(true),
+        other => bail!("GPU_MIGRATE_KUBERNETES={other}: expected 1.30 or 1.37"),
+    }
 }
 
+fn kubernetes(name: &str) -> Result<PathBuf> {
+    let here = crate::package_folder();
+    if oldest_kubernetes()? {
+        return built_go_tool(&here.join("kubernetes-1.30"), OLDEST_KUBERNETES_GO_MOD, KUBERNETES, name);
+    }
+    go_tool(&here, KUBERNETES_GO_MOD, KUBERNETES, name)
+}
+
+/// The newest one, whatever the cluster is: it is only a client.
 pub fn kubectl() -> Result<PathBuf> {
-    kubernetes("kubectl")
+    go_tool(&crate::package_folder(), KUBERNETES_GO_MOD, KUBERNETES, "kubectl")
 }
 
 /// Helm, apart from [`Binaries`]: most scenarios do without it.
@@ -308,7 +328,8 @@ mod tests {
 
     #[test]
     fn the_pinned_modules_are_there() {
-        assert!(required_version(KUBERNETES_GO_MOD, "k8s.io/kubernetes").unwrap().starts_with("v1."));
+        assert!(required_version(KUBERNETES_GO_MOD, KUBERNETES).unwrap().starts_with("v1.37."));
+        assert!(required_version(OLDEST_KUBERNETES_GO_MOD, KUBERNETES).unwrap().starts_with("v1.30."));
         assert!(
             required_version(NVIDIA_GO_MOD, "github.com/NVIDIA/k8s-device-plugin")
                 .unwrap()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     audit,
-    binaries::Binaries,
+    binaries::{Binaries, oldest_kubernetes},
     image::PAUSE_IMAGE,
     layout::{Layout, Ports},
     manifests,
@@ -96,7 +96,10 @@ impl Setup {
     /// kube-apiserver on loopback. Without a reconciler it does not try to publish its address, which must not be loopback.
     pub fn apiserver(&self) -> Result<ProcessSpec> {
         let serving = self.pki.server("apiserver", &["kubernetes", "kubernetes.default.svc", API_SERVICE])?;
+        // Of a pod's token it is on in 1.30; the scenarios bind tokens to the Node without a pod, which came later.
+        let gates = if oldest_kubernetes()? { "ServiceAccountTokenNodeBinding=true" } else { "" };
         Ok(ProcessSpec::new("kube-apiserver", &self.binaries.apiserver)
+            .flag("feature-gates", gates)
             .flag("etcd-servers", format!("http://127.0.0.1:{}", self.ports.etcd))
             .flag("bind-address", "127.0.0.1")
             .flag("advertise-address", "127.0.0.1")

@@ -39,6 +39,7 @@
 //! | `GPU_MIGRATE_CACHE` | what was built from Go modules (default: `~/.cache/gpu-migrate`) |
 //! | `GPU_MIGRATE_BIN_DIR` | our own binaries, instead of having cargo build them |
 //! | `KUBEBUILDER_ASSETS` | a folder with Kubernetes' binaries, instead of building them |
+//! | `GPU_MIGRATE_KUBERNETES=1.30` | on the oldest minor that the chart accepts, from `kubernetes-1.30/go.mod` |
 //! | `GPU_MIGRATE_CHURN=1` | run the churn as well, as CI does: it takes minutes |
 //! | `GPU_MIGRATE_LEADERS_SEED` | when leaders are killed or frozen (1) |
 //! | `GPU_MIGRATE_CHURN_PODS`, `GPU_MIGRATE_CHURN_SEED` | length and course of the churn (300, 1) |
