@@ -247,6 +247,32 @@ impl Target {
         request
     }
 
+    /// The cores and memory that a container has by its request of this system, of which `amount` gives the amount of a resource; `None`
+    /// where it requests no share of it. What it does not request is not limited there: of compute it has none to itself, of memory as
+    /// much as the card has, so that it counts as the whole card. Several shares count as so many whole cards.
+    #[must_use]
+    pub fn share(self, amount: impl Fn(&str) -> Option<u64>) -> Option<(Cores, Blocks)> {
+        let form = form(self);
+        if !self.share_resources().any(|resource| amount(resource).is_some_and(|amount| amount > 0)) {
+            return None;
+        }
+        let of = |unit: Option<Amount>| {
+            let unit = unit?;
+            Some(amount(unit.resource)?.saturating_mul(unit.unit)).filter(|value| *value > 0)
+        };
+        let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        let count = form.count.and_then(&amount).map_or(1, |count| small(count).max(1));
+        let cores = of(form.cores).map(small);
+        let blocks = of(form.memory).map(|bytes| Blocks(small(bytes.div_ceil(MIB_PER_BLOCK * MIB)).max(1)));
+        let whole = |cards: u32| (Cores(cards.saturating_mul(Cores::CARD.0)), Blocks::default());
+        Some(match (cores, blocks) {
+            _ if count > 1 => whole(count),
+            (Some(cores), _) if cores >= Cores::CARD.0 => whole(cores.div_ceil(Cores::CARD.0)),
+            (_, None) => whole(1),
+            (cores, Some(blocks)) => (Cores(cores.unwrap_or(1)), blocks),
+        })
+    }
+
     /// Limits of a ResourceQuota for so many cards, each of which becomes at most this. Empty where its shares are no resources.
     #[must_use]
     pub fn quota(self, cards: u64, cores_each: Cores, memory_each: Blocks) -> Vec<(&'static str, u64)> {
@@ -342,6 +368,31 @@ mod tests {
             }
         }
         assert!(Target::Kai.quota(3, Cores(50), Blocks(4)).is_empty());
+    }
+
+    /// What is written for a share is read as that share; what has no share of the system is none.
+    #[test]
+    fn a_share_is_read_as_it_was_written() {
+        for target in Target::ALL.into_iter().filter(|target| *target != Target::Kai) {
+            for (cores, blocks) in [(5, 4), (50, 40), (95, 80)] {
+                let request = target.request(Cores(cores), Blocks(blocks));
+                let amount = |name: &str| {
+                    request.resources.iter().find(|(of, _)| of == name).map(|(_, amount)| *amount)
+                };
+                assert_eq!(target.share(amount), Some((Cores(cores), Blocks(blocks))), "{target}");
+            }
+            assert_eq!(target.share(|name| (name == "nvidia.com/gpu").then_some(2)), None, "{target}");
+        }
+        let hami = |resources: &[(&str, u64)]| {
+            Target::Hami.share(|name| resources.iter().find(|(of, _)| *of == name).map(|(_, amount)| *amount))
+        };
+        let memory = ("nvidia.com/gpumem", 1000);
+        assert_eq!(hami(&[("nvidia.com/gpu", 1), memory]), Some((Cores(1), Blocks(4))));
+        assert_eq!(hami(&[("nvidia.com/gpu", 2), memory]), Some((Cores(200), Blocks(0))));
+        assert_eq!(
+            hami(&[("nvidia.com/gpu", 1), ("nvidia.com/gpucores", 30)]),
+            Some((Cores(100), Blocks(0)))
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! [`gpu_migrate_model::score`] which place is best, [`gpu_migrate_model::ledger`] records who holds what.
 
 pub mod command;
+pub mod dump;
 pub mod node;
 pub mod snapshot;
 pub mod trace;

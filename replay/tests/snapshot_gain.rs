@@ -36,7 +36,8 @@ fn pod(name: &str, owner: &str, node: Option<&str>, cards: u32) -> Value {
 }
 
 fn snapshot(items: Vec<Value>) -> Snapshot {
-    Snapshot::parse(&json!({"kind": "List", "items": items}).to_string(), &Dialect::default()).unwrap()
+    let list = json!({"kind": "List", "items": items}).to_string();
+    Snapshot::read(list.as_bytes(), &Dialect::default()).unwrap()
 }
 
 /// Four pods with a card each fill two nodes with two cards each.
@@ -54,7 +55,7 @@ fn full() -> Vec<Value> {
 fn gain(items: Vec<Value>, cores: u32, order: ScoringStrategy) -> Gain {
     let snapshot = snapshot(items);
     let plan = Plan::of_ratio(Cores(cores), None, &snapshot).unwrap();
-    migrate(&snapshot, &plan, order, &Dialect::default()).unwrap()
+    migrate(&snapshot, &plan, order).unwrap()
 }
 
 fn held(gain: &Gain) -> (u32, u32) {
@@ -139,7 +140,7 @@ metadata: {name: team, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/
         items.extend([other(train), other(pod("wait-0", "wait", None, cards))]);
         let snapshot = snapshot(items);
         let plan = Plan::of_file(PolicyFile::parse(policies).unwrap(), &snapshot).unwrap();
-        let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead, &Dialect::default()).unwrap();
+        let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead).unwrap();
         assert_eq!(held(&gain), (4, 3));
         gain.waiting
     };
@@ -180,7 +181,7 @@ metadata: {name: team, labels: {gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/
     items.extend([node("n3"), aside]);
     let snapshot = snapshot(items);
     let plan = Plan::of_file(PolicyFile::parse(policies).unwrap(), &snapshot).unwrap();
-    let gain = migrate(&snapshot, &plan, ScoringStrategy::Binpack, &Dialect::default()).unwrap();
+    let gain = migrate(&snapshot, &plan, ScoringStrategy::Binpack).unwrap();
     // 41 blocks are more than a card has: nobody moves, nothing changes.
     assert_eq!(held(&gain), (5, 5));
     let stays: Vec<&String> = gain.workloads.iter().flat_map(|one| one.stays.keys()).collect();
@@ -216,7 +217,7 @@ fn shares_that_run_already_count() {
 
 #[test]
 fn faults_name_the_object() {
-    let parse = |value: Value| Snapshot::parse(&value.to_string(), &Dialect::default());
+    let parse = |value: Value| Snapshot::read(value.to_string().as_bytes(), &Dialect::default());
     let error = |value| parse(value).map(drop).unwrap_err();
     assert!(matches!(error(json!({"kind": "Pod"})), SnapshotError::Json(_)));
     let mut broken = pod("bad", "o", None, 1);
@@ -231,6 +232,81 @@ fn faults_name_the_object() {
 fn blocks_can_be_given() {
     let snapshot = snapshot(full());
     let plan = Plan::of_ratio(Cores(50), Some(Blocks(10)), &snapshot).unwrap();
-    let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead, &Dialect::default()).unwrap();
+    let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead).unwrap();
     assert_eq!(gain.workloads[0].becomes.as_deref(), Some("50 cores and 10 blocks"));
+}
+
+/// A pod with shares of another system.
+fn foreign(name: &str, node: Option<&str>, limits: Value) -> Value {
+    let mut pod = pod(name, name, node, 0);
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits;
+    pod
+}
+
+/// By hand: two pods of HAMi with half a card each are on one card of n1; web holds the other, and half of it afterwards, on the same
+/// card as nothing else. They are no legacy pods: they neither hold two cards nor move nor wait for one.
+#[test]
+fn pods_with_shares_of_another_system_hold_shares_and_do_not_move() {
+    let half = || json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5120", "nvidia.com/gpucores": "50"});
+    let items = vec![
+        node("n1"),
+        foreign("hami-a", Some("n1"), half()),
+        foreign("hami-b", Some("n1"), half()),
+        foreign("hami-c", None, half()),
+        foreign("volcano", None, json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1024"})),
+        pod("web-a", "web", Some("n1"), 1),
+    ];
+    let gain = gain(items, 50, ScoringStrategy::Lookahead);
+    assert_eq!((held(&gain), gain.waiting), ((2, 2), (0, 0)));
+    assert!((gain.before.idle, gain.after.idle) == (0.0, 0.5), "{gain:?}");
+    let names = gain.workloads.iter().map(|one| one.name.as_str()).collect::<Vec<_>>();
+    assert_eq!(names, ["StatefulSet/web"]);
+    assert!(
+        gain.notes.iter().any(|note| note.starts_with("2 pods have shares of HAMi: ")),
+        "{:?}",
+        gain.notes
+    );
+}
+
+/// A policy that converts to another system's form frees cards as one to ours does.
+#[test]
+fn a_plan_for_another_system_moves_pods_too() {
+    let policies = |target: &str| {
+        format!(
+            "\
+apiVersion: gpu-migrate.io/v1alpha1
+kind: GPUMigration
+metadata: {{name: p}}
+spec: {{project: p, convert: {{coresPerCard: 50, blocksPerCard: 20, target: {target}}}}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {{name: team, labels: {{gpu-migrate.io/opt-in: \"true\", gpu-migrate.io/project: p}}}}
+"
+        )
+    };
+    for target in ["gpu-manager", "hami", "vgpu-manager", "volcano", "koordinator", "kai", "qgpu"] {
+        let snapshot = snapshot(full());
+        let plan = Plan::of_file(PolicyFile::parse(&policies(target)).unwrap(), &snapshot).unwrap();
+        let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead).unwrap();
+        assert_eq!(held(&gain), (4, 2), "{target}");
+        assert_eq!(gain.workloads[0].becomes.as_deref(), Some("50 cores and 20 blocks"), "{target}");
+    }
+}
+
+/// Equal pods are read once, whatever their names, nodes and cards.
+#[test]
+fn the_pods_of_a_workload_are_kept_once() {
+    let mut items = vec![node("n1"), node("n2")];
+    items.extend((0..1000).map(|n| {
+        let mut pod = pod(&format!("web-{n}"), "web", Some("n1"), 1);
+        pod["metadata"]["managedFields"] = json!([{"manager": n.to_string()}]);
+        pod["spec"]["volumes"] = json!([{"name": format!("kube-api-access-{n}")}]);
+        pod["metadata"]["annotations"] = json!({"gpu-migrate.io/gpu-idx-main": n.to_string()});
+        pod
+    }));
+    let snapshot = snapshot(items);
+    let templates =
+        snapshot.pods.iter().map(|pod| pod.template.number).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!((snapshot.pods.len(), templates.len()), (1000, 1));
 }

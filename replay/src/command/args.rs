@@ -154,9 +154,9 @@ Examples:
 Policies:
   random      any node and card that fits
   best-fit    least CPU and GPU left afterwards
-  binpack     least GPU left before; gpu-admission's, and the extender's default
+  binpack     least GPU left before; gpu-admission's
   fgd         fragmentation gradient descent (USENIX ATC '23), as published
-  lookahead   least loss of what the usual requests could still use: the extender's --scoring lookahead";
+  lookahead   least loss of what the usual requests could still use: the extender's default";
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,9 @@
 
 mod args;
 
+use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 
 use gpu_migrate_model::names::Dialect;
@@ -13,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::node::BindError;
 use crate::snapshot::html::{html, of_replay};
-use crate::snapshot::migrate::migrate;
+use crate::snapshot::migrate::{Gain, migrate};
 use crate::snapshot::plan::Plan;
 use crate::snapshot::read::{Snapshot, SnapshotError};
 use crate::snapshot::report::{csv, json, table};
@@ -95,8 +97,14 @@ fn replay(args: &SimulateArgs, nodes: &Path, pods: &Path) -> Result<String, Simu
 
 fn gains(args: &SimulateArgs, file: &Path) -> Result<String, SimulateError> {
     let dialect = Dialect::default();
-    let snapshot = Snapshot::parse(&read_text(file)?, &dialect)
-        .map_err(|source| SimulateError::Snapshot { path: file.to_owned(), source })?;
+    let snapshot = if file.as_os_str() == "-" {
+        Snapshot::read(io::stdin().lock(), &dialect)
+    } else {
+        let file =
+            File::open(file).map_err(|source| SimulateError::Read { path: file.to_owned(), source })?;
+        Snapshot::read(file, &dialect)
+    };
+    let snapshot = snapshot.map_err(|source| SimulateError::Snapshot { path: file.to_owned(), source })?;
     let rejected = |path: Option<&PathBuf>| {
         let path = path.cloned().unwrap_or_else(|| "--cores, --blocks".into());
         move |rejected: Vec<Rejected>| SimulateError::Policy { path, rejected: list(&rejected) }
@@ -115,8 +123,11 @@ fn gains(args: &SimulateArgs, file: &Path) -> Result<String, SimulateError> {
             })
             .collect::<Result<_, _>>()?,
     };
-    let gains = plans.iter().map(|plan| migrate(&snapshot, plan, args.scoring, &dialect));
-    let gains = gains.collect::<Result<Vec<_>, _>>()?;
+    let mut gains = Vec::new();
+    // Each has a cluster of its own in memory: no more at a time than there are processors.
+    for plans in plans.chunks(args.threads()) {
+        gains.extend(at_once(plans, |plan| migrate(&snapshot, plan, args.scoring))?);
+    }
     Ok(match args.output {
         Output::Table => table(&snapshot, &gains),
         Output::Csv => csv(&gains)?,
@@ -125,14 +136,25 @@ fn gains(args: &SimulateArgs, file: &Path) -> Result<String, SimulateError> {
     })
 }
 
+/// Each plan on a thread.
+fn at_once(
+    plans: &[Plan],
+    run: impl Fn(&Plan) -> Result<Gain, BindError> + Sync,
+) -> Result<Vec<Gain>, BindError> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let running = plans.iter().map(|plan| scope.spawn(move || run(plan))).collect::<Vec<_>>();
+        let ended = running.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.collect()
+    })
+}
+
 fn list(rejected: &[Rejected]) -> String {
     rejected.iter().map(|one| format!("policy {}: {}", one.name, one.reason)).collect::<Vec<_>>().join("; ")
 }
 
 fn read_text(path: &Path) -> Result<String, SimulateError> {
-    let text =
-        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(path) };
-    text.map_err(|source| SimulateError::Read { path: path.to_owned(), source })
+    std::fs::read_to_string(path).map_err(|source| SimulateError::Read { path: path.to_owned(), source })
 }
 
 fn bar(replays: usize) -> ProgressBar {

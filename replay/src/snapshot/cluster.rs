@@ -1,13 +1,12 @@
 //! The cluster's cards and who holds them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use gpu_migrate_model::annotation::Choice;
-use gpu_migrate_model::ask::{PodAsk, PodKind};
+use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::card::Card;
-use gpu_migrate_model::names::Dialect;
 use gpu_migrate_model::place::Constraints;
 use gpu_migrate_model::score::{Fragmentation, FreeCapacity, Mix, ModelSet};
+use gpu_migrate_model::target::Target;
 use gpu_migrate_model::units::MIB_PER_BLOCK;
 
 use super::read::{Snapshot, SnapshotNode, SnapshotPod};
@@ -39,16 +38,25 @@ pub struct Usage {
 impl ClusterState {
     /// The state as the snapshot shows them, and what does not add up in it.
     #[must_use]
-    pub fn of(snapshot: &Snapshot, dialect: &Dialect) -> (Self, Vec<String>) {
+    pub fn of(snapshot: &Snapshot) -> (Self, Vec<String>) {
         let by_name = snapshot.nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at));
         let mut cluster =
             Self { nodes: snapshot.nodes.iter().map(empty).collect(), by_name: by_name.collect() };
         let mut notes = Vec::new();
+        let mut foreign: BTreeMap<Target, usize> = BTreeMap::new();
         for pod in &snapshot.pods {
             if let Some(at) = cluster.home(pod) {
-                notes.extend(cluster.place_running(at, pod, dialect));
+                if let Some(target) = pod.template.system {
+                    *foreign.entry(target).or_default() += 1;
+                }
+                notes.extend(cluster.place_running(at, pod));
             }
         }
+        notes.extend(foreign.into_iter().map(|(target, pods)| {
+            format!(
+                "{pods} pods have shares of {target}: on which cards is not in a snapshot, so they are placed where they fit on their nodes"
+            )
+        }));
         (cluster, notes)
     }
 
@@ -59,27 +67,24 @@ impl ClusterState {
     }
 
     /// Puts a pod where it runs.
-    pub fn place_running(&mut self, at: usize, pod: &SnapshotPod, dialect: &Dialect) -> Option<String> {
+    pub fn place_running(&mut self, at: usize, pod: &SnapshotPod) -> Option<String> {
         let node = &mut self.nodes[at];
-        let ask = match PodAsk::of(&pod.pod, dialect) {
-            Ok(ask) => ask,
-            Err(why) => {
-                node.occupy(pod.host);
-                return Some(format!("pod {}: {why}", pod.key));
-            }
-        };
-        match ask.kind() {
+        if let Some(why) = &pod.template.wrong {
+            node.occupy(pod.host());
+            return Some(format!("pod {}: {why}", pod.key));
+        }
+        match pod.template.ask.kind() {
             PodKind::Plain | PodKind::Mixed => {
-                node.occupy(pod.host);
+                node.occupy(pod.host());
                 None
             }
             PodKind::Legacy => {
-                let missing = node.place_legacy(&pod.key, ask.effective().legacy, pod.host);
+                let missing = node.place_legacy(&pod.key, pod.template.ask.effective().legacy, pod.host());
                 (missing > 0).then(|| {
                     format!("pod {}: its node has {missing} cards too few for what runs there", pod.key)
                 })
             }
-            PodKind::Shared => place_shared(node, pod, ask),
+            PodKind::Shared => place_shared(node, pod),
         }
     }
 
@@ -120,15 +125,10 @@ fn empty(node: &SnapshotNode) -> ReplayNode {
     ReplayNode::new((0..node.cards).map(card).collect(), node.host, ModelSet::ANY)
 }
 
-/// On the cards of its annotations where it has one container, else where it fits.
-fn place_shared(node: &mut ReplayNode, pod: &SnapshotPod, ask: PodAsk) -> Option<String> {
-    let annotations = pod.pod.metadata.annotations.clone().unwrap_or_default();
-    let choice = Choice::read(&annotations, &ask).ok().flatten();
-    let card =
-        choice.and_then(|choice| choice.cards.values().next().and_then(|cards| cards.first().copied()));
-    let card = card.filter(|_| ask.asking().count() == 1);
-    let request = Request { ask, constraints: Constraints::default(), host: pod.host };
-    let share = request.ask.asking().all(|container| container.demand.cores.whole_cards().is_none());
-    let why = node.bind(&pod.key, &request, card.filter(|_| share)).err()?;
+/// On the card of its annotations where it has one container, else where it fits.
+fn place_shared(node: &mut ReplayNode, pod: &SnapshotPod) -> Option<String> {
+    let (ask, constraints) = (pod.template.ask.clone(), Constraints::default());
+    let request = Request { ask, constraints, host: pod.host() };
+    let why = node.bind(&pod.key, &request, pod.card).err()?;
     Some(format!("pod {}: its cards cannot be reconstructed on the node where it runs: {why}", pod.key))
 }

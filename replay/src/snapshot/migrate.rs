@@ -1,21 +1,24 @@
 //! The migration, pod by pod: taken off, rewritten, placed again.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::rc::Rc;
 
-use gpu_migrate_model::ask::{AskError, PodAsk, PodKind};
-use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand, PodKind};
+use gpu_migrate_model::names;
 use gpu_migrate_model::place::Constraints;
 use gpu_migrate_model::score::{Choice, Mix, ScoreCache, Scorer, ScoringStrategy, Shape};
+use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_webhook::obstacles::ClusterFacts;
 use gpu_migrate_webhook::plan::{Subject, rewrite_template};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::cluster::{ClusterState, Usage};
 use super::node_fit::{Mismatch, node_accepts};
 use super::plan::Plan;
 use super::read::{Snapshot, SnapshotPod};
-use crate::node::{BindError, Request};
+use crate::node::{BindError, ReplayNode, Request};
 
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -52,31 +55,38 @@ pub struct Workload {
 struct Rewritten {
     request: Request,
     shape: Option<Shape>,
-    spec: PodSpec,
+    /// Which nodes may take it.
+    nodes: Rc<Accepting>,
+    /// Equal ones are placed alike.
+    kind: PlaceKey,
 }
+
+/// The nodes that pods of one selector, affinity and set of tolerations may run on.
+struct Accepting {
+    number: usize,
+    by_node: Vec<Result<(), Mismatch>>,
+}
+
+/// Which nodes; and the shape, or where there is none the template.
+type PlaceKey = (usize, Result<Shape, (usize, usize)>);
+
+type Legacy<'s> = (&'s SnapshotPod, Rc<Result<Rewritten, String>>);
 
 /// Runs a plan on a snapshot.
 ///
 /// # Errors
 /// [`BindError`] if a score chose what placement or the ledger refuse: a bug.
-pub fn migrate(
-    snapshot: &Snapshot,
-    plan: &Plan,
-    order: ScoringStrategy,
-    dialect: &Dialect,
-) -> Result<Gain, BindError> {
-    let (cluster, mut notes) = ClusterState::of(snapshot, dialect);
-    let legacy: Vec<(&SnapshotPod, Result<Rewritten, String>)> = snapshot
-        .pods
-        .iter()
-        .filter(|pod| PodAsk::of(&pod.pod, dialect).is_ok_and(|ask| ask.kind() == PodKind::Legacy))
-        .map(|pod| (pod, rewrite(pod, snapshot, plan, dialect)))
-        .collect();
-    let (now, then) = mixes(snapshot, &legacy, dialect);
+pub fn migrate(snapshot: &Snapshot, plan: &Plan, order: ScoringStrategy) -> Result<Gain, BindError> {
+    let (cluster, mut notes) = ClusterState::of(snapshot);
+    let mut rewriter = Rewriter::new(snapshot, plan);
+    let legacy = snapshot.pods.iter().filter(|pod| pod.kind() == Some(PodKind::Legacy));
+    let legacy: Vec<Legacy<'_>> = legacy.map(|pod| (pod, rewriter.rewrite(pod))).collect();
+    let (now, then) = mixes(snapshot, &legacy);
     let before = cluster.usage(&now);
     let cache =
         ScoreCache::new(Scorer::new(order, &then, &ClusterState::fleet(snapshot)), snapshot.nodes.len());
-    let mut mover = Mover { snapshot, cluster, cache };
+    let (places, refused) = (HashMap::new(), HashMap::new());
+    let mut mover = Mover { snapshot, cluster, cache, places, refused, changes: Vec::new() };
     let mut workloads: BTreeMap<(&str, &str), Workload> = BTreeMap::new();
     for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_some()) {
         let Some(home) = mover.cluster.home(pod) else {
@@ -85,9 +95,9 @@ pub fn migrate(
         };
         let entry = workloads.entry((pod.namespace.as_str(), pod.workload.as_str())).or_default();
         entry.pods += 1;
-        entry.cards += PodAsk::of(&pod.pod, dialect).map_or(0, |ask| ask.effective().legacy);
-        let moved = match rewritten {
-            Ok(rewritten) => mover.move_pod(pod, home, rewritten, dialect)?.map(|()| rewritten),
+        entry.cards += pod.template.ask.effective().legacy;
+        let moved = match rewritten.as_ref() {
+            Ok(rewritten) => mover.move_pod(pod, home, rewritten)?.map(|()| rewritten),
             Err(why) => Err(why.clone()),
         };
         match moved {
@@ -100,7 +110,7 @@ pub fn migrate(
     }
     // What waits now starts last, so that what moving gives and what is made of it can be told apart.
     let after = mover.cluster.usage(&then);
-    let waiting = mover.start_waiting(&legacy, dialect)?;
+    let waiting = mover.start_waiting(&legacy)?;
     let named = workloads.into_iter().map(|((namespace, name), workload)| Workload {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -110,84 +120,164 @@ pub fn migrate(
 }
 
 /// The requests of all pods that ask for cards, as they are and as they would be: what fragmentation is measured by.
-fn mixes(
-    snapshot: &Snapshot,
-    legacy: &[(&SnapshotPod, Result<Rewritten, String>)],
-    dialect: &Dialect,
-) -> (Mix, Mix) {
+fn mixes(snapshot: &Snapshot, legacy: &[Legacy<'_>]) -> (Mix, Mix) {
     let shape_of = |pod: &SnapshotPod| {
-        let ask = PodAsk::of(&pod.pod, dialect).ok().filter(|ask| ask.kind() != PodKind::Plain)?;
-        Shape::of(&ask).map(|shape| Shape { host: pod.host, ..shape })
+        let ask = Some(&pod.template.ask).filter(|ask| ask.kind() != PodKind::Plain)?;
+        Shape::of(ask).map(|shape| Shape { host: pod.host(), ..shape })
     };
     let now: Mix = snapshot.pods.iter().filter_map(shape_of).collect();
-    let shared = snapshot.pods.iter().filter(|pod| legacy.iter().all(|(other, _)| other.key != pod.key));
-    let moved = legacy.iter().filter_map(|(pod, rewritten)| match rewritten {
+    let shared = snapshot.pods.iter().filter(|pod| pod.kind() != Some(PodKind::Legacy));
+    let moved = legacy.iter().filter_map(|(pod, rewritten)| match rewritten.as_ref() {
         Ok(rewritten) => rewritten.shape,
         Err(_) => shape_of(pod),
     });
     (now, shared.filter_map(shape_of).chain(moved).collect())
 }
 
-/// What the webhook makes of a pod when it is created again.
-fn rewrite(
-    pod: &SnapshotPod,
-    snapshot: &Snapshot,
-    plan: &Plan,
-    dialect: &Dialect,
-) -> Result<Rewritten, String> {
-    let mut value = as_created(&pod.value, plan.everywhere.is_some());
-    // One ratio for all gives a part of the card that the pod has now, although it may run on another product later.
-    let mut asked = value.clone();
-    if plan.everywhere.is_some()
-        && let Some(node) = snapshot.nodes.iter().find(|node| pod.node.as_ref() == Some(&node.name))
-        && asked
-            .pointer("/spec/nodeSelector")
-            .is_none_or(|selector| selector.get(names::GPU_PRODUCT).is_none())
-        && !node.product.is_empty()
-    {
-        asked["spec"]["nodeSelector"][names::GPU_PRODUCT] = node.product.as_str().into();
-    }
-    let subject = Subject {
-        namespace: &pod.namespace,
-        namespace_labels: plan.everywhere.as_ref().or_else(|| plan.namespaces.get(&pod.namespace)),
-        controller: None,
-        cluster: &ClusterFacts::default(),
-    };
-    let rewrite = rewrite_template(&asked, &subject, &plan.policies).map_err(|why| why.to_string())?;
-    if rewrite.changes.is_empty() || rewrite.patch.is_empty() {
-        return Err(rewrite.outcome.to_string());
-    }
-    json_patch::patch(&mut value, &rewrite.patch).map_err(|why| why.to_string())?;
-    let rewritten: Pod = serde_json::from_value(value).map_err(|why| why.to_string())?;
-    let ask = PodAsk::of(&rewritten, dialect).map_err(|why: AskError| why.to_string())?;
-    if ask.kind() != PodKind::Shared {
-        return Err(rewrite.outcome.to_string());
-    }
-    let shape = Shape::of(&ask).map(|shape| Shape { host: pod.host, ..shape });
-    let request = Request { ask, constraints: Constraints::default(), host: pod.host };
-    Ok(Rewritten { request, shape, spec: rewritten.spec.unwrap_or_default() })
+/// What the webhook makes of pods when they are created again: worked out once for those that are equal.
+struct Rewriter<'s> {
+    snapshot: &'s Snapshot,
+    plan: &'s Plan,
+    products: HashMap<&'s str, &'s str>,
+    /// By template and product.
+    known: HashMap<(usize, &'s str), Rc<Result<Rewritten, String>>>,
+    accepting: HashMap<String, Rc<Accepting>>,
 }
 
-/// The pod as its controller would create it: on no node yet. Where one ratio is tried for all, its own project is not
-/// looked at.
-fn as_created(value: &Value, everywhere: bool) -> Value {
-    let mut pod = value.clone();
-    if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
-        spec.remove("nodeName");
+impl<'s> Rewriter<'s> {
+    fn new(snapshot: &'s Snapshot, plan: &'s Plan) -> Self {
+        let products = snapshot.nodes.iter().map(|node| (node.name.as_str(), node.product.as_str()));
+        let (products, known) = (products.collect(), HashMap::new());
+        Self { snapshot, plan, products, known, accepting: HashMap::new() }
     }
-    if let Some(labels) = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut)
-        && everywhere
-    {
-        labels.remove(names::PROJECT);
+
+    fn rewrite(&mut self, pod: &SnapshotPod) -> Rc<Result<Rewritten, String>> {
+        // One ratio for all gives a part of the card that the pod has now, although it may run on another product later.
+        let node = pod.node.as_deref().filter(|_| self.plan.everywhere.is_some());
+        let product = node.and_then(|node| self.products.get(node)).copied().unwrap_or_default();
+        if let Some(known) = self.known.get(&(pod.template.number, product)) {
+            return Rc::clone(known);
+        }
+        let made = Rc::new(self.make(pod, product));
+        self.known.insert((pod.template.number, product), Rc::clone(&made));
+        made
     }
-    pod
+
+    fn make(&mut self, pod: &SnapshotPod, product: &str) -> Result<Rewritten, String> {
+        let plan = self.plan;
+        let mut value = pod.template.value.clone();
+        // Where one ratio is tried for all, the pod's own project is not looked at.
+        if plan.everywhere.is_some()
+            && let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut)
+        {
+            labels.remove(names::PROJECT);
+        }
+        let mut asked = value.clone();
+        if !product.is_empty()
+            && asked
+                .pointer("/spec/nodeSelector")
+                .is_none_or(|selector| selector.get(names::GPU_PRODUCT).is_none())
+        {
+            asked["spec"]["nodeSelector"][names::GPU_PRODUCT] = product.into();
+        }
+        let subject = Subject {
+            namespace: &pod.namespace,
+            namespace_labels: plan.everywhere.as_ref().or_else(|| plan.namespaces.get(&pod.namespace)),
+            controller: None,
+            cluster: &ClusterFacts::default(),
+        };
+        let rewrite = rewrite_template(&asked, &subject, &plan.policies).map_err(|why| why.to_string())?;
+        if rewrite.changes.is_empty() || rewrite.patch.is_empty() {
+            return Err(rewrite.outcome.to_string());
+        }
+        json_patch::patch(&mut value, &rewrite.patch).map_err(|why| why.to_string())?;
+        let rewritten: Pod = serde_json::from_value(value).map_err(|why| why.to_string())?;
+        let spec = rewritten.spec.unwrap_or_default();
+        let mut ask = pod.template.ask.clone();
+        for change in &rewrite.changes {
+            let of_change = |one: &&mut ContainerAsk| {
+                one.name == change.container && (one.kind != ContainerKind::App) == change.init
+            };
+            // In cores and blocks, whichever system's words are in the pod.
+            if let Some(one) = ask.containers.iter_mut().find(of_change) {
+                one.demand = Demand { legacy: 0, cores: Cores(change.cores), blocks: Blocks(change.blocks) };
+            }
+        }
+        if ask.kind() != PodKind::Shared {
+            return Err(rewrite.outcome.to_string());
+        }
+        let shape = Shape::of(&ask).map(|shape| Shape { host: pod.host(), ..shape });
+        let nodes = self.accepting(&spec);
+        let kind = (nodes.number, shape.ok_or((pod.template.number, self.known.len())));
+        let request = Request { ask, constraints: Constraints::default(), host: pod.host() };
+        Ok(Rewritten { request, shape, nodes, kind })
+    }
+
+    fn accepting(&mut self, spec: &PodSpec) -> Rc<Accepting> {
+        let key = json!([spec.node_selector, spec.affinity, spec.tolerations]).to_string();
+        let number = self.accepting.len();
+        let nodes = &self.snapshot.nodes;
+        let made = self.accepting.entry(key).or_insert_with(|| {
+            let by_node = nodes.iter().map(|node| node_accepts(node, spec)).collect();
+            Rc::new(Accepting { number, by_node })
+        });
+        Rc::clone(made)
+    }
 }
+
+/// A place for pods of one kind.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    choice: Choice,
+    at: usize,
+    /// Of the node, when it was looked at.
+    version: u64,
+}
+
+/// By score; of equal ones the first node.
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.choice.score.total_cmp(&other.choice.score).then(other.at.cmp(&self.at))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Place {}
+
+/// The places for pods of one kind, best first; those of nodes that have changed since are among them until they are seen.
+#[derive(Default)]
+struct Places {
+    best_first: BinaryHeap<Place>,
+    /// Version at which each node was looked at.
+    versions: Vec<Option<u64>>,
+    /// How many of the changes were looked at.
+    seen: usize,
+}
+
+/// Of so many kinds places are kept.
+const PLACES: usize = 256;
 
 /// The cluster while the migration goes on.
 struct Mover<'s> {
     snapshot: &'s Snapshot,
     cluster: ClusterState,
     cache: ScoreCache,
+    places: HashMap<PlaceKey, Places>,
+    /// Why no node took the first pod of a kind that none took.
+    refused: HashMap<PlaceKey, String>,
+    /// Nodes that something was put on or taken off, in order.
+    changes: Vec<usize>,
 }
 
 impl Mover<'_> {
@@ -197,87 +287,127 @@ impl Mover<'_> {
         pod: &SnapshotPod,
         home: usize,
         rewritten: &Rewritten,
-        dialect: &Dialect,
     ) -> Result<Result<(), String>, BindError> {
-        self.cluster.nodes[home].release(&pod.key, pod.host);
+        self.cluster.nodes[home].release(&pod.key, pod.host());
+        self.changes.push(home);
         let placed = self.place(pod, rewritten)?;
         if placed.is_err() {
-            self.cluster.place_running(home, pod, dialect);
+            self.cluster.place_running(home, pod);
+            self.changes.push(home);
         }
         Ok(placed)
     }
 
     /// Pods without a node: how many there are, and how many find a place.
-    fn start_waiting(
-        &mut self,
-        legacy: &[(&SnapshotPod, Result<Rewritten, String>)],
-        dialect: &Dialect,
-    ) -> Result<(u32, u32), BindError> {
+    fn start_waiting(&mut self, legacy: &[Legacy<'_>]) -> Result<(u32, u32), BindError> {
         let (mut waiting, mut started) = (0, 0);
+        // Nothing is freed any more: what found no place finds none later.
+        let mut none = HashSet::new();
         for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_none()) {
             waiting += 1;
-            started += u32::from(match rewritten {
+            let starts = match rewritten.as_ref() {
                 Ok(rewritten) => self.place(pod, rewritten)?.is_ok(),
                 // It stays a legacy pod: what was freed starts it all the same.
-                Err(_) => self.place_whole(pod, dialect),
-            });
+                Err(_) => !none.contains(&pod.template.number) && self.place_whole(pod),
+            };
+            if !starts {
+                none.insert(pod.template.number);
+            }
+            started += u32::from(starts);
         }
         Ok((waiting, started))
     }
 
     /// Places a legacy pod on whole free cards, on the node that keeps the fewest of them.
-    fn place_whole(&mut self, pod: &SnapshotPod, dialect: &Dialect) -> bool {
-        let (Ok(ask), Some(spec)) = (PodAsk::of(&pod.pod, dialect), &pod.pod.spec) else { return false };
-        let cards = ask.effective().legacy;
+    fn place_whole(&mut self, pod: &SnapshotPod) -> bool {
+        let cards = pod.template.ask.effective().legacy;
         let free = |at: usize| {
             let node = &self.cluster.nodes[at];
             let free = node.cards().iter().filter(|card| card.is_free()).count();
-            (node.host().has(pod.host) && free >= cards as usize).then_some(free)
+            (node.host().has(pod.host()) && free >= cards as usize).then_some(free)
         };
-        let known =
-            self.snapshot.nodes.iter().enumerate().filter(|(_, node)| node_accepts(node, spec).is_ok());
+        let known = self.snapshot.nodes.iter().enumerate();
+        let known = known.filter(|(_, node)| node_accepts(node, &pod.template.spec).is_ok());
         let best = known.filter_map(|(at, _)| Some((free(at)?, at))).min();
-        best.is_some_and(|(_, at)| self.cluster.nodes[at].place_legacy(&pod.key, cards, pod.host) == 0)
+        best.is_some_and(|(_, at)| {
+            self.changes.push(at);
+            self.cluster.nodes[at].place_legacy(&pod.key, cards, pod.host()) == 0
+        })
     }
 
     /// Places a shared pod on the best node, as filter, prioritize and bind do.
     fn place(&mut self, pod: &SnapshotPod, rewritten: &Rewritten) -> Result<Result<(), String>, BindError> {
-        let mut best: Option<(usize, Choice)> = None;
-        let mut refused: BTreeMap<String, u32> = BTreeMap::new();
-        for (at, known) in self.snapshot.nodes.iter().enumerate() {
-            match self.look(at, node_accepts(known, &rewritten.spec), rewritten) {
-                Ok(choice) if best.is_none_or(|(_, other)| choice.score > other.score) => {
-                    best = Some((at, choice));
-                }
-                Ok(_) => {}
-                Err(why) => *refused.entry(why).or_default() += 1,
-            }
-        }
-        let Some((at, choice)) = best else { return Ok(Err(reasons(self.snapshot.nodes.len(), &refused))) };
+        let Some((at, choice)) = self.best(rewritten) else {
+            let why = self.refused.get(&rewritten.kind).cloned().unwrap_or_else(|| self.why_none(rewritten));
+            self.refused.insert(rewritten.kind, why.clone());
+            return Ok(Err(why));
+        };
         self.cluster.nodes[at].bind(&pod.key, &rewritten.request, choice.card)?;
+        self.changes.push(at);
         Ok(Ok(()))
     }
 
-    fn look(&mut self, at: usize, admitted: Result<(), Mismatch>, pod: &Rewritten) -> Result<Choice, String> {
-        admitted.map_err(|barred| match barred {
-            Mismatch::Selector => "not selected by node selector or affinity".to_owned(),
-            Mismatch::Taint => "taint not tolerated".to_owned(),
-        })?;
-        let node = &self.cluster.nodes[at];
-        let choice = match &pod.shape {
-            Some(shape) => {
-                let capacity = || node.fits(&pod.request).then(|| node.capacity());
-                self.cache.row(shape).choose(at, node.version(), capacity)
+    fn best(&mut self, pod: &Rewritten) -> Option<(usize, Choice)> {
+        let nodes = &self.cluster.nodes;
+        if self.places.len() >= PLACES && !self.places.contains_key(&pod.kind) {
+            self.places.clear();
+        }
+        let is_new = !self.places.contains_key(&pod.kind);
+        let places = self.places.entry(pod.kind).or_default();
+        if is_new {
+            places.versions = vec![None; nodes.len()];
+            places.seen = self.changes.len();
+        }
+        let all = if is_new { 0..nodes.len() } else { 0..0 };
+        let changed = self.changes.get(places.seen..).unwrap_or_default().iter().copied();
+        places.seen = self.changes.len();
+        for at in all.chain(changed) {
+            let version = Some(nodes[at].version());
+            if pod.nodes.by_node[at].is_err() || places.versions[at] == version {
+                continue;
             }
-            // Several containers: by how full the node is, for want of one shape.
-            None => node
-                .fits(&pod.request)
-                .then(|| Choice { card: None, score: -f64::from(node.capacity().cores()) }),
-        };
-        choice.ok_or_else(|| match node.place(&pod.request) {
-            Err(refusal) => refusal.to_string(),
-            Ok(_) => "too little CPU or memory".to_owned(),
-        })
+            places.versions[at] = version;
+            let choice = look(&mut self.cache, at, &nodes[at], pod);
+            places.best_first.extend(choice.map(|choice| Place { choice, at, version: nodes[at].version() }));
+        }
+        while let Some(place) = places.best_first.peek() {
+            if place.version == nodes[place.at].version() {
+                return Some((place.at, place.choice));
+            }
+            places.best_first.pop();
+        }
+        None
+    }
+
+    /// Why no node takes a pod.
+    fn why_none(&self, pod: &Rewritten) -> String {
+        let mut refused: BTreeMap<String, u32> = BTreeMap::new();
+        for (node, accepts) in self.cluster.nodes.iter().zip(&pod.nodes.by_node) {
+            let why = match accepts {
+                Err(Mismatch::Selector) => "not selected by node selector or affinity".to_owned(),
+                Err(Mismatch::Taint) => "taint not tolerated".to_owned(),
+                Ok(()) => match node.place(&pod.request) {
+                    Err(refusal) => refusal.to_string(),
+                    Ok(_) => "too little CPU or memory".to_owned(),
+                },
+            };
+            *refused.entry(why).or_default() += 1;
+        }
+        reasons(self.snapshot.nodes.len(), &refused)
+    }
+}
+
+/// The place for a pod on a node.
+fn look(cache: &mut ScoreCache, at: usize, node: &ReplayNode, pod: &Rewritten) -> Option<Choice> {
+    match &pod.shape {
+        Some(shape) => {
+            let capacity = || node.fits(&pod.request).then(|| node.capacity());
+            cache.row(shape).choose(at, node.version(), capacity)
+        }
+        // Several containers: by how full the node is, for want of one shape.
+        None => {
+            node.fits(&pod.request).then(|| Choice { card: None, score: -f64::from(node.capacity().cores()) })
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde_json::json;
 
 use super::migrate::{Gain, Workload};
@@ -124,7 +124,8 @@ pub(super) fn freed(gain: &Gain) -> i64 {
 
 fn plain() -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    // Cells are broken at words where the terminal is too narrow.
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     table
 }
 
