@@ -1,6 +1,7 @@
 //! The command line and its help.
 
 use crate::cluster::{ClusterArgs, Output, ReachArgs};
+use crate::complete;
 use crate::exit;
 use crate::style::ColorWhen;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -77,7 +78,9 @@ pub enum Command {
     Uninstall(UninstallArgs),
     /// Print the CustomResourceDefinitions of this version.
     Crds(CrdsArgs),
-    /// Print a shell completion script.
+    /// Print what a shell needs to complete commands, flags, and names of policies, nodes and namespaces.
+    ///
+    /// Names are asked of the cluster that the line is about, for two seconds at most.
     Completion(CompletionArgs),
     /// Write the man pages into a folder.
     Man(ManArgs),
@@ -106,7 +109,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "PATH", env = "GPU_MIGRATE_POLICY", value_delimiter = ':')]
     pub policy: Vec<PathBuf>,
     /// The namespace of objects that name none [default: default]. In a cluster: only this namespace.
-    #[arg(short = 'n', long, value_name = "NAME")]
+    #[arg(short = 'n', long, value_name = "NAME", add = complete::namespaces())]
     pub namespace: Option<String>,
     /// Which cluster, without -f.
     #[command(flatten)]
@@ -197,7 +200,7 @@ pub struct VerifyArgs {
     #[arg(long, conflicts_with = "from")]
     pub install: bool,
     /// Namespace of the installation, with --install.
-    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system")]
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system", add = complete::namespaces())]
     pub namespace: String,
     /// Which cluster, and the form of the answer.
     #[command(flatten)]
@@ -268,17 +271,41 @@ pub struct IsolationArgs {
 
 /// Arguments of `status`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  gpu-migrate status\n  gpu-migrate status gpu-07 --holders")]
+#[command(
+    after_help = "Examples:\n  gpu-migrate status\n  gpu-migrate status gpu-07 --holders\n  gpu-migrate status -o wide --no-headers"
+)]
 pub struct StatusArgs {
     /// Only this node.
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", add = complete::nodes())]
     pub node: Option<String>,
     /// Also list who holds each card.
     #[arg(long)]
     pub holders: bool,
-    /// Which cluster, and the form of the answer.
+    /// No titles above the columns, and no legend.
+    #[arg(long, help_heading = "Output")]
+    pub no_headers: bool,
+    /// Which cluster.
     #[command(flatten)]
-    pub look: LookArgs,
+    pub cluster: ClusterArgs,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: StatusOutput,
+}
+
+/// Forms of a status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum StatusOutput {
+    /// A line for each node; of more than forty nodes sums by model, and the nodes to look at.
+    #[default]
+    Table,
+    /// A line for each node, however many.
+    Wide,
+    /// Names of the nodes that report cards, for `kubectl get`.
+    Name,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
 }
 
 /// What a line of `top` is about.
@@ -354,7 +381,7 @@ pub struct RolloutArgs {
     #[arg(value_enum)]
     pub action: RolloutAction,
     /// Name of the GPUMigration.
-    #[arg(value_name = "POLICY")]
+    #[arg(value_name = "POLICY", add = complete::policies())]
     pub policy: String,
     /// With undo: all workloads at once, without waiting for one before the next.
     #[arg(long)]
@@ -409,7 +436,7 @@ pub enum QuotaCommand {
   gpu-migrate quota translate --apply")]
 pub struct TranslateArgs {
     /// Only this namespace; default: all that are opted in.
-    #[arg(short = 'n', long, value_name = "NAME")]
+    #[arg(short = 'n', long, value_name = "NAME", add = complete::namespaces())]
     pub namespace: Option<String>,
     /// Apply them to the cluster.
     #[arg(long)]
@@ -432,7 +459,7 @@ pub struct TranslateArgs {
 )]
 pub struct CordonArgs {
     /// The node.
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", add = complete::nodes())]
     pub node: String,
     /// Cards by index or UUID.
     #[arg(value_name = "CARD", required = true)]
@@ -467,7 +494,7 @@ pub struct UninstallArgs {
     #[arg(long)]
     pub keep_policies: bool,
     /// Namespace of the installation.
-    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system")]
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system", add = complete::namespaces())]
     pub namespace: String,
     /// Which cluster.
     #[command(flatten)]
@@ -490,8 +517,9 @@ pub struct CrdsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   source <(gpu-migrate completion bash)
-  gpu-migrate completion zsh > \"${fpath[1]}/_gpu-migrate\"
-  gpu-migrate completion fish > ~/.config/fish/completions/gpu-migrate.fish")]
+  source <(gpu-migrate completion zsh)
+  gpu-migrate completion fish > ~/.config/fish/completions/gpu-migrate.fish
+  gpu-migrate completion powershell | Out-String | Invoke-Expression")]
 pub struct CompletionArgs {
     /// The shell.
     #[arg(value_enum)]

@@ -6,6 +6,7 @@
 
 pub mod args;
 pub mod cluster;
+pub mod complete;
 pub mod crds;
 pub mod errors;
 pub mod exit;
@@ -19,7 +20,7 @@ mod toolbox;
 use anyhow::Context as _;
 use args::{Cli, Command, PlanArgs, PlanOutput};
 use exit::Exit;
-use manifest::{documents, expand, read_inputs};
+use manifest::{expand_packed, packed, read_inputs, without_controlled};
 use std::io::{self, Read, Write};
 
 /// Runs one command on this process's streams.
@@ -31,7 +32,14 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
     let exit = match cli.command {
         Command::Plan(args) if args.filename.is_empty() => plan_live(&args, &mut out, &mut err)?,
         Command::Plan(args) => plan_command(&args, &mut io::stdin(), &mut out, &mut err)?,
-        Command::Simulate(args) => gpu_migrate_replay::command::run(&args, &mut out).map(|()| Exit::Done)?,
+        Command::Simulate(args) => {
+            let mut text = Vec::new();
+            gpu_migrate_replay::command::run(&args, &mut text)?;
+            let is_table = args.output == gpu_migrate_replay::command::Output::Table;
+            let text = String::from_utf8_lossy(&text);
+            out.write_all(style::fit(&text, style::window().filter(|_| is_table)).as_bytes())?;
+            Exit::Done
+        }
         Command::Demo(args) => {
             // It draws on the terminal itself.
             drop(out);
@@ -42,9 +50,10 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
             cluster::preflight::preflight(&snapshot).write(args.output, &mut out)?
         }
         Command::Top(args) => cluster::top::command(&args, &mut out)?,
-        Command::Status(args) => look(&args.look, &mut out, |snapshot| {
-            cluster::status::status(snapshot, args.node.as_deref(), args.holders)
-        })?,
+        Command::Status(args) => {
+            let snapshot = cluster::runtime(args.cluster.snapshot())?;
+            cluster::status::status(&snapshot, &args).write(args.output.into(), &mut out)?
+        }
         Command::Verify(args::VerifyArgs { what: Some(args::VerifyCommand::Isolation(args)), .. }) => {
             isolation::command(&args, &mut out)?
         }
@@ -112,7 +121,7 @@ pub fn plan_command(
 ) -> io::Result<Exit> {
     let (inputs, unread) = read_inputs(&args.filename, args.recursive, stdin);
     let errors = unread.iter().map(ToString::to_string).collect();
-    plan_and_show(args, &inputs, Vec::new(), errors, out, err)
+    plan_and_show(args, inputs, Vec::new(), errors, out, err)
 }
 
 /// `gpu-migrate plan` without files: what is in the cluster, by its policies and those of --policy.
@@ -121,12 +130,12 @@ fn plan_live(args: &PlanArgs, out: &mut dyn Write, err: &mut dyn Write) -> anyho
         let client = args.reach.client().await.context("without -f the plan is of a cluster")?;
         cluster::live::manifests(&client, args.namespace.as_deref()).await
     })?;
-    Ok(plan_and_show(args, &[], manifests, unread, out, err)?)
+    Ok(plan_and_show(args, Vec::new(), manifests, unread, out, err)?)
 }
 
 fn plan_and_show(
     args: &PlanArgs,
-    inputs: &[manifest::Input],
+    inputs: Vec<manifest::Input>,
     mut manifests: Vec<manifest::Manifest>,
     mut errors: Vec<String>,
     out: &mut dyn Write,
@@ -134,13 +143,18 @@ fn plan_and_show(
 ) -> io::Result<Exit> {
     let (policies, unread) = read_inputs(&args.policy, args.recursive, &mut io::empty());
     errors.extend(unread.iter().map(ToString::to_string));
-    for input in inputs.iter().chain(&policies) {
-        let (found, broken) = documents(input);
-        let (objects, wrong) = expand(found);
-        manifests.extend(objects);
+    let mut of_files = Vec::new();
+    let place = if inputs.is_empty() { "in the cluster" } else { "among the files" };
+    for input in inputs.into_iter().chain(policies) {
+        let (found, broken) = packed(&input);
+        // The text of a dump is most of the memory.
+        drop(input);
+        let (objects, wrong) = expand_packed(found);
+        of_files.extend(objects);
         errors.extend(broken.iter().map(ToString::to_string));
         errors.extend(wrong.iter().map(ToString::to_string));
     }
+    manifests.extend(without_controlled(of_files));
     let (rules, problems) = plan::decide::Rules::take_from(&mut manifests);
     errors.extend(problems.iter().map(ToString::to_string));
     let plan = plan::decide::decide(manifests, &rules, args.namespace.as_deref().unwrap_or("default"));
@@ -152,7 +166,6 @@ fn plan_and_show(
     }
     let unlisted = errors.iter().any(|error| error.starts_with("gpumigrations"));
     if rules.policy_count == 0 && !plan.entries.is_empty() && !unlisted {
-        let place = if inputs.is_empty() { "in the cluster" } else { "among the files" };
         let hint =
             format!("no policy (GPUMigration) {place}, so nothing is converted; give one with --policy");
         writeln!(err, "{} {hint}", style::paint(style::WARNING, "warning:"))?;

@@ -4,11 +4,12 @@ use clap::FromArgMatches as _;
 use gpu_migrate_cli::args::{self, Cli};
 use gpu_migrate_cli::exit::Exit;
 use gpu_migrate_cli::style::{REMOVED, paint};
-use gpu_migrate_cli::{cluster, errors};
+use gpu_migrate_cli::{cluster, complete, errors};
 use std::io::Write as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    complete::answer();
     let argv0 = std::env::args_os().next();
     let matches = args::command(argv0.as_deref()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

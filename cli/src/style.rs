@@ -68,9 +68,60 @@ pub fn blocks(blocks: Blocks) -> String {
     )
 }
 
+/// Columns of the terminal that is written to; `None` for files and pipes.
+#[must_use]
+pub fn window() -> Option<usize> {
+    terminal_size::terminal_size().map(|(width, _)| usize::from(width.0))
+}
+
+/// Lines that are longer than the window, broken at words and indented. Colours do not count.
+#[must_use]
+pub fn fit(text: &str, window: Option<usize>) -> String {
+    let Some(window) = window.filter(|window| *window >= 40) else { return text.to_owned() };
+    text.split_inclusive('\n').map(|line| fit_line(line, window)).collect()
+}
+
+fn fit_line(line: &str, window: usize) -> String {
+    let width = |text: &str| anstream::adapter::strip_str(text).to_string().chars().count();
+    if width(line.trim_end()) <= window {
+        return line.to_owned();
+    }
+    let indent = line.len() - line.trim_start_matches(' ').len() + 4;
+    let (mut out, mut column) = (String::new(), 0);
+    for word in line.split_inclusive(' ') {
+        let needed = width(word.trim_end());
+        if column > indent && column + needed > window {
+            out.truncate(out.trim_end_matches(' ').len());
+            out.push('\n');
+            out += &" ".repeat(indent);
+            column = indent;
+        }
+        // The second of two spaces, where the line was broken.
+        if column == indent && needed == 0 && out.contains('\n') {
+            continue;
+        }
+        out += word;
+        column += width(word.trim_end_matches('\n'));
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_are_broken_at_words() {
+        let line = "  Pod a/b  1 whole card → 50 cores and 20 blocks (5 GiB), in wave 1 of 2\nshort\n";
+        let expected =
+            "  Pod a/b  1 whole card → 50 cores and\n      20 blocks (5 GiB), in wave 1 of 2\nshort\n";
+        assert_eq!(fit(line, Some(40)), expected);
+        assert_eq!(fit(line, None), line);
+        let painted = format!("{}{}\n", paint(HEAD, "0123456789"), " 0123456789".repeat(3));
+        assert_eq!(fit(&painted, Some(43)), painted, "colours have no width");
+        let word = format!("{}\n", "x".repeat(100));
+        assert_eq!(fit(&word, Some(40)), word, "a word is not broken");
+    }
 
     #[test]
     fn blocks_are_shown_with_their_size() {

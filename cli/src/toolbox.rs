@@ -1,6 +1,7 @@
 //! What the program says about itself: completion scripts, man pages, resource definitions.
 
 use crate::args::{self, CompletionArgs, CrdsArgs, ManArgs};
+use crate::complete;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,11 +11,7 @@ use std::path::Path;
 /// # Errors
 /// When `out` cannot be written.
 pub(crate) fn completion(args: &CompletionArgs, out: &mut dyn Write) -> io::Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut args::command(None), "gpu-migrate", &mut script);
-    let script = String::from_utf8_lossy(&script);
-    // clap_complete 4.6 splits the program's own name at its hyphen in one of two places (clap #6421).
-    out.write_all(script.replace("gpu__subcmd__migrate", "gpu__migrate").as_bytes())
+    complete::script(args.shell, out)
 }
 
 /// `gpu-migrate man DIR`: one page per command.

@@ -6,33 +6,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 
-const STORY: &str = r#"
-nodes: [{name: node-a, cards: 2, model: Tesla-T4, memoryMiB: 15360}]
-steps:
-  - apply: {apiVersion: v1, kind: Namespace, metadata: {name: team, labels: {gpu-migrate.io/project: team, gpu-migrate.io/opt-in: "true"}}}
-  - apply:
-      apiVersion: apps/v1
-      kind: Deployment
-      metadata: {name: web, namespace: team}
-      spec:
-        replicas: 1
-        selector: {matchLabels: {app: web}}
-        template:
-          metadata: {labels: {app: web}}
-          spec:
-            containers: [{name: c, image: i, command: [serve], resources: {limits: {nvidia.com/gpu: 1}}}]
-  - ready: {namespace: team, pods: 1}
-  - apply:
-      apiVersion: gpu-migrate.io/v1alpha1
-      kind: GPUMigration
-      metadata: {name: team}
-      spec:
-        project: team
-        mode: Enforce
-        convert: {coresPerCard: 50, blocksPerCard: 10}
-        rollout: {gate: {soakSeconds: 0}, waves: [{percent: 100}]}
-  - phase: {migration: team, is: Complete}
-"#;
+const STORY: &str = include_str!("story.yaml");
 
 struct Demo {
     process: Child,
@@ -122,6 +96,23 @@ fn every_command_works_on_the_cluster_of_the_demo() {
             "{arguments}: {ended}, expected {code} and {part:?}\n{text}"
         );
         assert!(!text.contains("ApiError") && !text.contains("Status {"), "{arguments}: {text}");
+    }
+    // Names for the shell, as the script of `completion bash` asks for them.
+    for (line, name) in [
+        ("rollout undo t", "team"),
+        ("status n", "node-a"),
+        ("cordon-card n", "node-a"),
+        ("quota translate -n te", "team"),
+    ] {
+        let words = ["--", "gpu-migrate"].into_iter().chain(line.split(' ')).collect::<Vec<_>>();
+        let output = Command::new(assert_cmd::cargo::cargo_bin("gpu-migrate"))
+            .args(&words)
+            .env("KUBECONFIG", &kubeconfig)
+            .env("GPU_MIGRATE_COMPLETE", "bash")
+            .env("_CLAP_COMPLETE_INDEX", (words.len() - 2).to_string())
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), name, "{line}");
     }
     let (ended, text) = run("rollout undo nobody");
     assert_eq!(ended, 1);

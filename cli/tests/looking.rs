@@ -95,6 +95,54 @@ fn the_map_shows_every_card_at_a_glance() {
     assert_eq!(json["nodes"][0]["status"]["cards"][1]["state"], "Legacy");
 }
 
+/// A thousand nodes on a screen: sums of those that are alike, then those to look at.
+#[test]
+fn a_thousand_nodes_are_summed_by_model_and_the_odd_ones_are_named() {
+    let mut items = Vec::new();
+    for number in 0..1000 {
+        let model = if number % 4 == 0 { "A100" } else { "L40S" };
+        let (first, second) = match number {
+            17 => ("Unhealthy", "Free"),
+            _ if number % 2 == 0 => ("Legacy", "Free"),
+            _ => ("Shared", "Shared"),
+        };
+        let mut cards = vec![card(0, first, 40, json!([])), card(1, second, 20, json!([]))];
+        for card in &mut cards {
+            card["model"] = json!(model);
+        }
+        let late = json!([{"type": "Ready", "status": "False", "reason": "X", "message": "no kubelet", "lastTransitionTime": "2026-11-21T12:00:00Z"}]);
+        let mut shadow = shadow(cards, if number == 500 { late } else { json!([]) });
+        shadow["metadata"]["name"] = json!(format!("gpu-{number:04}"));
+        items.push(shadow);
+    }
+    let dump = list(items);
+    let (code, out, err) = run(&["status"], &dump);
+    assert_eq!((code, err.as_str()), (0, ""));
+    insta::assert_snapshot!(out, @"
+    CARDS     NODES  FREE  LEGACY  SHARED  CORES SHARED  DOWN  CORDONED
+    2 × A100  250    250   250     0       -             0     0
+    2 × L40S  750    251   250     998     70%           1     0
+
+    2 nodes to look at:
+    NODE      FREE  0     1
+    gpu-0017  1/2   down  ·
+    gpu-0500  1/2   L     ·  Ready: no kubelet
+    · free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders
+    1000 nodes; each of them: -o wide
+
+    No policy (GPUMigration) exists: nothing is converted.
+    ");
+    let (_, wide, _) = run(&["status", "-o", "wide"], &dump);
+    assert_eq!(wide.lines().filter(|line| line.starts_with("gpu-")).count(), 1000);
+    let (_, bare, _) = run(&["status", "-o", "wide", "--no-headers"], &dump);
+    assert!(bare.starts_with("gpu-0000  1/2  L ") && !bare.contains("free   L legacy"), "{bare}");
+    let (_, names, _) = run(&["status", "-o", "name"], &dump);
+    assert_eq!(names.lines().count(), 1000);
+    assert!(names.starts_with("gpushadow.gpu-migrate.io/gpu-0000\n"), "{names}");
+    let (code, _, err) = run(&["verify", "-o", "wide"], &dump);
+    assert_eq!(code, 2, "{err}");
+}
+
 #[test]
 fn top_shows_who_uses_how_much_and_who_waits() {
     let mut items = healthy();

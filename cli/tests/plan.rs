@@ -387,3 +387,33 @@ fn requests_of_other_systems_are_named_with_what_is_lost() {
         assert!(out.contains(part), "{part} is not in\n{out}{err}");
     }
 }
+
+#[allow(dead_code)] // its `main` writes to stdout
+#[path = "../../replay/examples/dump.rs"]
+mod made;
+
+/// A dump of nodes and pods, without what made the pods: the pods of a workload are one line, in YAML as in JSON.
+#[test]
+fn the_pods_of_a_dump_are_planned_by_workload() {
+    let mut dump = Vec::new();
+    made::write(40, 400, &mut dump).unwrap();
+    let dump = String::from_utf8(dump).unwrap();
+    let (code, out, err) = run(&["plan", "-f", "-", "-o", "summary"], &dump);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(
+        out.starts_with(
+            "250 converted, 150 left alone, 0 cannot be converted\n(40 other objects make no pods)\n"
+        ),
+        "{out}"
+    );
+    let lines = out.lines().filter(|line| line.starts_with("  Pod team-00/app-")).collect::<Vec<_>>();
+    assert_eq!(lines.len(), 16, "{out}");
+    assert!(lines.iter().all(|line| line.contains(" and 24 more ")), "{out}");
+    assert!(lines[0].contains("1 whole card → 50 cores and 80 blocks (20 GiB)"), "{out}");
+    let value: Value = serde_json::from_str(&dump).unwrap();
+    let places = |text: String| {
+        text.lines().map(|line| line.split("  -:").next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (_, yaml, _) = run(&["plan", "-f", "-", "-o", "summary"], &serde_saphyr::to_string(&value).unwrap());
+    assert_eq!(places(yaml), places(out));
+}

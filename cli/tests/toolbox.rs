@@ -12,26 +12,28 @@ fn stdout(args: &[&str]) -> String {
 }
 
 #[test]
-fn every_shell_gets_a_script_that_knows_the_commands() {
+fn every_shell_gets_a_script_that_asks_this_program() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&["completion", shell]);
-        assert!(script.contains("plan") && script.contains("gpu-migrate"), "{shell}");
+        assert!(script.contains("GPU_MIGRATE_COMPLETE") && script.contains("gpu-migrate"), "{shell}");
     }
 }
 
-/// What a shell offers for a line, where that shell is here.
-fn offered(shell: &str, flags: &[&str], commands: &str) -> Option<String> {
+/// What a shell says to `commands`, with the script in `$SCRIPT`; `None` where the shell is not here.
+fn in_shell(shell: &str, flags: &[&str], commands: &str, kubeconfig: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("_gpu-migrate");
-    std::fs::write(&script, stdout(&["completion", shell])).unwrap();
+    let name = if shell == "pwsh" { "powershell" } else { shell };
+    std::fs::write(&script, stdout(&["completion", name])).unwrap();
+    let config = folder.path().join("config");
+    std::fs::write(&config, kubeconfig).unwrap();
+    let program = assert_cmd::cargo::cargo_bin("gpu-migrate");
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(program.parent().unwrap().to_owned()).chain(std::env::split_paths(&paths));
     let mut process = std::process::Command::new(shell);
-    match process
-        .args(flags)
-        .args(["-c", commands])
-        .env("SCRIPT", &script)
-        .env("HOME", folder.path())
-        .output()
-    {
+    process.args(flags).args(["-c", commands]).env("PATH", std::env::join_paths(paths).unwrap());
+    process.env("SCRIPT", &script).env("HOME", folder.path()).env("KUBECONFIG", &config);
+    match process.env_remove("GPU_MIGRATE_KUBECONFIG").output() {
         Ok(output) => Some(
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
         ),
@@ -42,35 +44,71 @@ fn offered(shell: &str, flags: &[&str], commands: &str) -> Option<String> {
     }
 }
 
+/// What a shell offers for a line that ends where the cursor is.
+fn offered(shell: &str, line: &str, kubeconfig: &str) -> Option<Vec<String>> {
+    let (flags, commands): (&[&str], _) = match shell {
+        "bash" => {
+            let words = if line.ends_with(' ') { format!("{line}''") } else { line.to_owned() };
+            let commands = format!(
+                "source \"$SCRIPT\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+                 _clap_complete_gpu_migrate gpu-migrate \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+            );
+            (&["--norc"], commands)
+        }
+        "fish" => (&["--no-config"], format!("source $SCRIPT; complete -C '{line}'")),
+        "pwsh" => (
+            &["-NoProfile", "-NonInteractive"],
+            format!(
+                "Get-Content -Raw $env:SCRIPT | Invoke-Expression; (TabExpansion2 -inputScript '{line}' -cursorColumn {}).CompletionMatches.CompletionText",
+                line.len()
+            ),
+        ),
+        // Its completion needs a line editor: a second zsh, that is typed to.
+        "zsh" => (
+            &["-f"],
+            format!(
+                "zmodload zsh/zpty; zpty z zsh -f -i; zpty -w z 'autoload -Uz compinit; compinit -u; source $SCRIPT; LISTMAX=1000; bindkey \"^I\" list-choices; PS1=; echo rea\"\"dy'; \
+                 zpty -r -m z text '*ready*'; zpty -n -w z $'{line}\\t'; zpty -n -w z $'\\x15echo do\"\"ne\\n'; zpty -r -m z text '*done*'; print -r -- $text"
+            ),
+        ),
+        other => panic!("{other}"),
+    };
+    let said = in_shell(shell, flags, &commands, kubeconfig)?;
+    // fish and zsh add what a word means.
+    Some(said.split_whitespace().map(str::to_owned).collect())
+}
+
+const TWO_CONTEXTS: &str = "{apiVersion: v1, kind: Config, contexts: [{name: lab, context: {cluster: c, user: u}}, {name: production, context: {cluster: c, user: u}}]}";
+
 #[test]
 fn completion_goes_on_behind_the_subcommand() {
-    let bash = |words: &str| {
-        let commands = format!(
-            "source \"$SCRIPT\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _gpu__migrate gpu-migrate \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[@]}}\""
-        );
-        offered("bash", &["--norc"], &commands)
-    };
-    for (words, expected) in [
-        ("gpu-migrate ro", "rollout"),
-        ("gpu-migrate rollout ''", "undo"),
-        ("gpu-migrate rollout --n", "--now"),
-        ("gpu-migrate quota translate --ap", "--apply"),
-        ("gpu-migrate cordon-card --un", "--undo"),
-        ("gpu-migrate completion ''", "fish"),
-    ] {
-        if let Some(offered) = bash(words) {
-            assert!(offered.split_whitespace().any(|word| word == expected), "{words}: {offered}");
+    for shell in ["bash", "zsh", "fish", "pwsh"] {
+        for (line, expected) in [
+            ("gpu-migrate ro", "rollout"),
+            ("gpu-migrate rollout ", "undo"),
+            ("gpu-migrate rollout --n", "--now"),
+            ("gpu-migrate quota translate --ap", "--apply"),
+            ("gpu-migrate cordon-card --un", "--undo"),
+            ("gpu-migrate completion ", "fish"),
+            ("gpu-migrate status --context ", "production"),
+        ] {
+            let Some(offered) = offered(shell, line, TWO_CONTEXTS) else { break };
+            assert!(offered.iter().any(|word| word == expected), "{shell}: {line}: {offered:?}");
         }
     }
-    if let Some(offered) =
-        offered("fish", &["--no-config"], "source $SCRIPT; complete -C 'gpu-migrate rollout --n'")
-    {
-        assert!(offered.contains("--now"), "{offered}");
-    }
-    if let Some(errors) = offered("zsh", &["-f", "-n"], "source $SCRIPT") {
-        assert_eq!(errors, "");
-    }
+}
+
+/// A server that takes connections and says nothing: the shell is not kept waiting, and nothing is offered.
+#[test]
+fn a_cluster_that_does_not_answer_offers_no_names() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(
+        "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
+         clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}], users: [{{name: u, user: {{}}}}]}}",
+        silent.local_addr().unwrap()
+    );
+    let offered = offered("bash", "gpu-migrate cordon-card nod", &config);
+    assert!(offered.is_none_or(|words| words.is_empty()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Snapshot, report};
 use crate::args::{ChangeArgs, CordonArgs, RolloutAction, RolloutArgs};
 use crate::exit::Exit;
-use crate::style::counted;
+use crate::style::{counted, fit, window};
 use anyhow::Context as _;
 use gpu_migrate_model::ask::PodAsk;
 use gpu_migrate_model::card::CardState;
@@ -214,7 +214,7 @@ pub(super) fn confirmed(change: ChangeArgs, out: &mut dyn Write, question: &str)
     if change.yes || change.dry_run || !stdin.is_terminal() || !stdout.is_terminal() {
         return Ok(true);
     }
-    write!(out, "{question} [y/N] ")?;
+    write!(out, "{}", fit(&format!("{question} [y/N] "), window()))?;
     out.flush()?;
     let mut answer = String::new();
     stdin.read_line(&mut answer)?;

@@ -1,6 +1,7 @@
 //! Connecting to a cluster, as kubectl does.
 
 use super::Snapshot;
+use crate::complete;
 use crate::manifest::{documents, expand, read_inputs};
 use anyhow::Context as _;
 use clap::Args;
@@ -18,7 +19,7 @@ pub struct ReachArgs {
     #[arg(long, env = "GPU_MIGRATE_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::contexts())]
     pub context: Option<String>,
 }
 

@@ -2,11 +2,9 @@
 
 use super::server;
 use crate::errors::{is_absent, of_server};
-use crate::manifest::{Manifest, Origin, Source};
+use crate::manifest::{Manifest, Origin, Source, as_written, has_ended};
 use crate::progress::Progress;
 use anyhow::Context as _;
-use gpu_migrate_model::annotation::is_of_choice;
-use gpu_migrate_model::lifecycle::is_terminal_phase;
 use gpu_migrate_model::names::{GROUP, VERSION};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
@@ -74,13 +72,7 @@ fn is_wanted(kind: &str, object: &Value) -> bool {
         owner["controller"] == true && KINDS.iter().any(|known| known.0 == group && owner["kind"] == known.2)
     };
     let controlled = owners.into_iter().flatten().any(known);
-    let phase = object.pointer("/status/phase").and_then(Value::as_str);
-    let ended = match kind {
-        "Pod" => phase.is_some_and(is_terminal_phase),
-        "Job" => object.pointer("/status/completionTime").is_some(),
-        _ => false,
-    };
-    !controlled && !ended
+    !controlled && !has_ended(kind, object)
 }
 
 /// The object as written: without what the cluster added.
@@ -88,23 +80,10 @@ fn manifest(resource: &ApiResource, mut object: Value) -> Manifest {
     let of = |object: &Value, key: &str| object.pointer(key).and_then(Value::as_str).map(str::to_owned);
     let (name, namespace) = (of(&object, "/metadata/name"), of(&object, "/metadata/namespace"));
     if let Some(top) = object.as_object_mut() {
-        top.remove("status");
         top.insert("apiVersion".into(), resource.api_version.clone().into());
         top.insert("kind".into(), resource.kind.clone().into());
     }
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
-    }
-    if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        annotations
-            .retain(|key, _| key != "kubectl.kubernetes.io/last-applied-configuration" && !is_of_choice(key));
-    }
-    // A bare pod as it would be re-created: the webhook skips a pod with a node.
-    if resource.kind == "Pod"
-        && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
-    {
-        spec.remove("nodeName");
-    }
+    as_written(&resource.kind, &mut object);
     Manifest {
         origin: Origin { source: Source::Cluster, document: 1, line: 1, items: Vec::new() },
         api_version: resource.api_version.clone(),
@@ -112,6 +91,7 @@ fn manifest(resource: &ApiResource, mut object: Value) -> Manifest {
         namespace,
         name: name.unwrap_or_default(),
         value: object,
+        more: 0,
     }
 }
 

@@ -23,7 +23,7 @@ pub use snapshot::Snapshot;
 pub(crate) use uninstall::uninstall;
 
 use crate::exit::Exit;
-use crate::style::{WARNING, paint};
+use crate::style::{WARNING, fit, paint, window};
 use serde_json::Value;
 use std::io::{self, Write};
 
@@ -58,7 +58,7 @@ impl Answer {
     /// Writes it in this format.
     pub(crate) fn write(&self, output: Output, out: &mut dyn Write) -> io::Result<Exit> {
         match output {
-            Output::Table => out.write_all(self.text.as_bytes())?,
+            Output::Table => out.write_all(fit(&self.text, window()).as_bytes())?,
             Output::Json => writeln!(out, "{:#}", self.value)?,
             Output::Yaml => out.write_all(crate::plan::diff::to_yaml(&self.value).as_bytes())?,
         }

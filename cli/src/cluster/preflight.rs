@@ -483,6 +483,7 @@ fn manifest<K: kube::Resource + serde::Serialize>(
         namespace: object.meta().namespace.clone(),
         name: object.meta().name.clone().unwrap_or_default(),
         value,
+        more: 0,
     })
 }
 

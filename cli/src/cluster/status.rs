@@ -1,18 +1,37 @@
 //! `gpu-migrate status`: cards and their holders by node, and the progress of each project. Pure.
 
-use super::{Answer, Snapshot, columns};
+use super::{Answer, Output, Snapshot, columns};
+use crate::args::{StatusArgs, StatusOutput};
 use crate::exit::Exit;
-use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, blocks, paint};
+use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, blocks, counted, paint};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow, HolderStatus};
+use gpu_migrate_model::names::GROUP;
 use gpu_migrate_model::units::Cores;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 const LEGEND: &str =
     "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders";
 
-pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> Answer {
+/// Of more nodes the status shows sums, and those to look at.
+const MANY: usize = 40;
+/// So many of those.
+const ODD: usize = 20;
+
+impl From<StatusOutput> for Output {
+    fn from(output: StatusOutput) -> Self {
+        match output {
+            StatusOutput::Table | StatusOutput::Wide | StatusOutput::Name => Self::Table,
+            StatusOutput::Json => Self::Json,
+            StatusOutput::Yaml => Self::Yaml,
+        }
+    }
+}
+
+pub(crate) fn status(snapshot: &Snapshot, args: &StatusArgs) -> Answer {
+    let node = args.node.as_deref();
     if let Some(name) = node
         && !snapshot.shadows.iter().any(|shadow| shadow.name_any() == name)
     {
@@ -28,12 +47,21 @@ pub(crate) fn status(snapshot: &Snapshot, node: Option<&str>, holders: bool) -> 
     // The operator also writes GPUShadows of nodes without an agent: shown only with a problem.
     shadows.retain(|shadow| !cards(shadow).is_empty() || problem(shadow).is_some());
     shadows.sort_by_key(|shadow| shadow.name_any());
-    let mut text = map(&shadows);
-    if holders {
-        text += &format!("\n{}", holder_table(&shadows));
-    }
-    if node.is_none() {
-        text += &format!("\n{}", projects(&snapshot.migrations));
+    let titles = !args.no_headers;
+    let mut text: String = match args.output {
+        StatusOutput::Name => {
+            shadows.iter().map(|shadow| format!("gpushadow.{GROUP}/{}\n", shadow.name_any())).collect()
+        }
+        StatusOutput::Table if shadows.len() > MANY => summary(&shadows, titles),
+        _ => map(&shadows, titles),
+    };
+    if args.output != StatusOutput::Name {
+        if args.holders {
+            text += &format!("\n{}", holder_table(&shadows, titles));
+        }
+        if node.is_none() {
+            text += &format!("\n{}", projects(&snapshot.migrations, titles));
+        }
     }
     for one in &snapshot.unreadable {
         text += &format!("{} not shown, because it cannot be read: {one}\n", paint(WARNING, "warning:"));
@@ -49,14 +77,71 @@ fn cards(shadow: &GPUShadow) -> &[CardStatus] {
     shadow.status.as_ref().map_or(&[], |status| status.cards.as_slice())
 }
 
-fn map(shadows: &[&GPUShadow]) -> String {
+/// Sums of the nodes that have as many cards of the same model, then the nodes with something to look at.
+fn summary(shadows: &[&GPUShadow], titles: bool) -> String {
+    const TITLES: [&str; 8] =
+        ["CARDS", "NODES", "FREE", "LEGACY", "SHARED", "CORES SHARED", "DOWN", "CORDONED"];
+    let mut kinds: BTreeMap<String, [u64; 7]> = BTreeMap::new();
+    for shadow in shadows {
+        let cards = cards(shadow);
+        let model = cards.first().map_or("", |card| card.card.model.as_str());
+        let sum = kinds.entry(format!("{} × {model}", cards.len())).or_default();
+        sum[0] += 1;
+        for card in cards {
+            let column = match card.state {
+                CardState::Free => 1,
+                CardState::Legacy => 2,
+                CardState::Shared => 3,
+                CardState::Unhealthy | CardState::Disputed => 5,
+                CardState::Cordoned => 6,
+            };
+            sum[column] += 1;
+            if card.state == CardState::Shared {
+                sum[4] += u64::from(Cores::CARD.saturating_sub(card.cores_left).0);
+            }
+        }
+    }
+    let mut rows = head(&TITLES, titles);
+    for (kind, sum) in kinds {
+        let share = (sum[4]).checked_div(sum[3]).map_or_else(|| "-".to_owned(), |share| format!("{share}%"));
+        let mut row = vec![kind];
+        row.extend(
+            sum.iter().enumerate().map(|(at, count)| if at == 4 { share.clone() } else { count.to_string() }),
+        );
+        rows.push(row);
+    }
+    let is_odd = |shadow: &&&GPUShadow| {
+        let cards = cards(shadow);
+        let fine =
+            |card: &CardStatus| matches!(card.state, CardState::Free | CardState::Legacy | CardState::Shared);
+        problem(shadow).is_some() || !cards.iter().all(fine)
+    };
+    let odd = shadows.iter().filter(is_odd).copied().collect::<Vec<_>>();
+    let mut text = columns(&rows);
+    if !odd.is_empty() {
+        let shown = odd.get(..ODD).unwrap_or(&odd);
+        text += &format!("\n{}:\n{}", counted(odd.len(), "node") + " to look at", map(shown, titles));
+        if odd.len() > shown.len() {
+            text += &format!("and {} more\n", odd.len() - shown.len());
+        }
+    }
+    text + &paint(FAINT, &format!("{}; each of them: -o wide\n", counted(shadows.len(), "node")))
+}
+
+fn head(titles: &[&str], shown: bool) -> Vec<Vec<String>> {
+    let row = titles.iter().map(|title| paint(HEAD, title)).collect();
+    if shown { vec![row] } else { Vec::new() }
+}
+
+fn map(shadows: &[&GPUShadow], titles: bool) -> String {
     if shadows.is_empty() {
         return "No node reports its cards: is the node agent running? (kubectl get gpushadows)\n".to_owned();
     }
     let most = shadows.iter().map(|shadow| cards(shadow).len()).max().unwrap_or(0);
-    let mut head = vec![paint(HEAD, "NODE"), paint(HEAD, "FREE")];
-    head.extend((0..most).map(|index| paint(FAINT, &index.to_string())));
-    let mut rows = vec![head];
+    let mut rows = head(&["NODE", "FREE"], titles);
+    for row in &mut rows {
+        row.extend((0..most).map(|index| paint(FAINT, &index.to_string())));
+    }
     for shadow in shadows {
         let cards = cards(shadow);
         let free = cards.iter().filter(|card| card.state == CardState::Free).count();
@@ -67,7 +152,8 @@ fn map(shadows: &[&GPUShadow]) -> String {
         }
         rows.push(row);
     }
-    format!("{}{}\n", columns(&rows), paint(FAINT, LEGEND))
+    let legend = if titles { paint(FAINT, LEGEND) + "\n" } else { String::new() };
+    columns(&rows) + &legend
 }
 
 fn cell(card: &CardStatus) -> String {
@@ -95,9 +181,8 @@ fn problem(shadow: &GPUShadow) -> Option<String> {
     (!messages.is_empty()).then(|| messages.join("; "))
 }
 
-fn holder_table(shadows: &[&GPUShadow]) -> String {
-    let mut rows =
-        vec![["NODE", "CARD", "POD", "CONTAINER", "HOLDS"].map(|title| paint(HEAD, title)).to_vec()];
+fn holder_table(shadows: &[&GPUShadow], titles: bool) -> String {
+    let mut rows = head(&["NODE", "CARD", "POD", "CONTAINER", "HOLDS"], titles);
     for shadow in shadows {
         for (index, card) in cards(shadow).iter().enumerate() {
             for holder in &card.holders {
@@ -129,12 +214,12 @@ fn holds(holder: &HolderStatus) -> String {
     }
 }
 
-fn projects(migrations: &[GPUMigration]) -> String {
+fn projects(migrations: &[GPUMigration], shown: bool) -> String {
     if migrations.is_empty() {
         return "No policy (GPUMigration) exists: nothing is converted.\n".to_owned();
     }
     let titles = ["POLICY", "PROJECT", "MODE", "PHASE", "WAVE", "SHARED", "LEGACY", "WHY"];
-    let mut rows = vec![titles.map(|title| paint(HEAD, title)).to_vec()];
+    let mut rows = head(&titles, shown);
     for migration in migrations {
         let status = migration.status.clone().unwrap_or_default();
         let waves = migration.spec.rollout.waves.len();

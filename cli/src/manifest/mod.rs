@@ -4,11 +4,14 @@
 //! together with the file, the document and the line it stands in.
 
 mod object;
+mod packed;
 mod parse;
 mod source;
 
-pub use object::{Manifest, ManifestError, PodForm, expand};
-pub use parse::{ParseError, documents};
+pub use object::{Manifest, ManifestError, PodForm, expand, expand_packed};
+pub(crate) use object::{as_written, has_ended, is_object_of_cluster, without_controlled};
+pub use packed::Packed;
+pub use parse::{ParseError, documents, packed};
 pub use source::{Input, SourceError, read_inputs};
 
 use std::fmt;
@@ -59,7 +62,7 @@ impl fmt::Display for Origin {
 
 /// One document of a stream, still untyped.
 #[derive(Debug, Clone)]
-pub struct Document {
+pub struct Document<V = serde_json::Value> {
     pub origin: Origin,
-    pub value: serde_json::Value,
+    pub value: V,
 }

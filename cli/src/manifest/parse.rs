@@ -1,7 +1,8 @@
 //! From a text to its documents. YAML or JSON is recognised by the first character, as kubectl does it.
 
-use super::{Document, Origin, Source, source::Input};
-use serde_json::Value;
+use super::{Document, Origin, Packed, Source, source::Input};
+use gpu_migrate_replay::dump::Lean;
+use serde::de::DeserializeOwned;
 use serde_saphyr::{DuplicateKeyPolicy, MergeKeyPolicy, Options, Spanned};
 use thiserror::Error;
 
@@ -29,6 +30,20 @@ pub struct ParseError {
 /// split any further.
 #[must_use]
 pub fn documents(input: &Input) -> (Vec<Document>, Vec<ParseError>) {
+    let (found, errors) = read(input);
+    let plain = |Document { origin, value: Lean(value) }: Document<Lean>| Document { origin, value };
+    (found.into_iter().map(plain).collect(), errors)
+}
+
+/// The same for `plan`: of a dump of a cluster as much as it needs.
+#[must_use]
+pub fn packed(input: &Input) -> (Vec<Document<Packed>>, Vec<ParseError>) {
+    read(input)
+}
+
+type Read<V> = (Vec<Document<V>>, Vec<ParseError>);
+
+fn read<V: DeserializeOwned + Send>(input: &Input) -> Read<V> {
     let text = input.text.trim_start_matches('\u{feff}');
     if text.trim_start().starts_with('{') {
         // A YAML flow mapping begins the same way: JSON first, YAML if that fails.
@@ -44,9 +59,9 @@ fn is_json(source: &Source) -> bool {
     matches!(source, Source::File(path) if path.extension().is_some_and(|e| e == "json"))
 }
 
-fn json_documents(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError>) {
+fn json_documents<V: DeserializeOwned>(source: &Source, text: &str) -> Read<V> {
     let mut found = Vec::new();
-    let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let mut stream = serde_json::Deserializer::from_str(text).into_iter::<V>();
     loop {
         let begin = text.get(stream.byte_offset()..).unwrap_or_default();
         let begin = text.len() - begin.trim_start().len();
@@ -67,7 +82,7 @@ fn json_documents(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError
     }
 }
 
-fn yaml_documents(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError>) {
+fn yaml_documents<V: DeserializeOwned + Send>(source: &Source, text: &str) -> Read<V> {
     let parsed = std::thread::scope(|scope| {
         std::thread::Builder::new()
             .stack_size(STACK_BYTES)
@@ -81,10 +96,10 @@ fn yaml_documents(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError
     })
 }
 
-fn yaml_documents_here(source: &Source, text: &str) -> (Vec<Document>, Vec<ParseError>) {
+fn yaml_documents_here<V: DeserializeOwned>(source: &Source, text: &str) -> Read<V> {
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     let mut bytes = text.as_bytes();
-    let stream = serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut bytes, yaml_options(text.len()));
+    let stream = serde_saphyr::read_with_options::<_, Spanned<V>>(&mut bytes, yaml_options(text.len()));
     for (index, document) in stream.enumerate() {
         match document {
             Ok(spanned) => {

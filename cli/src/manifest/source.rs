@@ -6,8 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// No manifest comes near this; a device or a database dump given by mistake does.
-const MAX_BYTES: u64 = 64 << 20;
+/// The dump of a cluster of 50,000 pods has a third of this; a device given by mistake has more.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// Endings that a folder is searched for. A file that is named itself may be called anything.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];

@@ -2,7 +2,7 @@
 
 use super::diff::{to_yaml, unified};
 use super::{Converted, Entry, Outcome, Plan};
-use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, paint};
+use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, fit, paint, window};
 use anstyle::Style;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -34,7 +34,10 @@ pub fn diffs(plan: &Plan, context: usize, out: &mut dyn Write) -> io::Result<()>
 /// # Errors
 /// When `out` cannot be written.
 pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
-    let count = |wanted: fn(&Outcome) -> bool| plan.entries.iter().filter(|e| wanted(&e.outcome)).count();
+    let count = |wanted: fn(&Outcome) -> bool| {
+        let entries = plan.entries.iter().filter(|entry| wanted(&entry.outcome));
+        entries.map(|entry| 1 + entry.manifest.more).sum::<usize>()
+    };
     let converted = count(|o| matches!(o, Outcome::Converted(_)));
     let alone = count(|o| matches!(o, Outcome::LeftAlone { .. }));
     let refused = count(|o| matches!(o, Outcome::CannotConvert { .. }));
@@ -90,7 +93,7 @@ fn group(
     writeln!(out, "\n{}", paint(style, title))?;
     for (entry, name, text) in rows {
         let origin = paint(FAINT, &entry.manifest.origin.to_string());
-        writeln!(out, "  {name:width$}  {text}  {origin}")?;
+        write!(out, "{}", fit(&format!("  {name:width$}  {text}  {origin}\n"), window()))?;
     }
     Ok(())
 }
