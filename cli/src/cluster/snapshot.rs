@@ -53,7 +53,7 @@ const DRA_DRIVER: &str = "gpu.nvidia.com";
 pub struct Dra {
     /// The resource that pods request instead of a ResourceClaim (`spec.extendedResourceName`), by the DeviceClass that has one.
     pub extended_resources: BTreeMap<String, String>,
-    /// Nodes whose cards [`DRA_DRIVER`] publishes.
+    /// Nodes whose cards NVIDIA's driver publishes.
     pub nodes: BTreeSet<String>,
 }
 
