@@ -1,13 +1,13 @@
 //! The cards' health over time: XID events, memory errors, lost cards, and recovery.
 //!
 //! NVIDIA's plugin reports a card Unhealthy at the first critical event and never Healthy again. Here a card is healthy again when
-//! NVML has answered for it for [`RECOVERY`] without a new event.
+//! NVML has answered for it for `RECOVERY` without a new event.
 //!
 //! Of memory errors the corrected ones are only logged. An uncorrected one (a double-bit ECC event, XID 48) is a bad event, and for as
 //! long as a row remapping waits for a reset of the card, or has failed, nothing new is allocated on it (NVIDIA, "GPU Memory Error
 //! Management"; before Ampere: a page that waits for its retirement). Running containers keep it. The same holds for as long as the driver
 //! asks for a reset or a reboot, which ends what a card does not recover from by itself. Older drivers do not report it: with them a card is
-//! healthy again after [`RECOVERY`] in every case.
+//! healthy again after `RECOVERY` in every case.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
