@@ -174,10 +174,10 @@ impl Cluster {
     /// The nodes cannot be made, or the node does not serve afterwards.
     pub async fn use_cdi(&mut self, strategies: &str) -> Result<()> {
         self.device_nodes = Some(DeviceNodes::make(&self.setup.layout)?);
-        let agent = self.bridge(&binaries::ours()?).await?;
         let specifications = self.setup.layout.cdi();
-        let agent = agent.flag("device-list-strategy", strategies).flag("cdi-spec-dir", specifications);
-        self.run_agent(agent).await
+        let flags =
+            [("device-list-strategy", Path::new(strategies)), ("cdi-spec-dir", specifications.as_path())];
+        self.restart_agent_with(&flags, &[]).await
     }
 
     /// The node agent as in the stage again.
@@ -185,16 +185,9 @@ impl Cluster {
     /// # Errors
     /// The node does not serve afterwards.
     pub async fn use_environment(&mut self) -> Result<()> {
-        let agent = self.bridge(&binaries::ours()?).await?;
-        self.run_agent(agent).await?;
+        self.restart_agent_with(&[], &[]).await?;
         self.device_nodes = None;
         Ok(())
-    }
-
-    async fn run_agent(&mut self, agent: ProcessSpec) -> Result<()> {
-        self.remove(&agent.name.clone())?;
-        self.add(agent)?;
-        self.wait_until_serving().await
     }
 
     /// Starts the stand-in for NVIDIA's DRA driver: [`CARDS`] devices `gpu-<minor>` on [`NODE`].

@@ -3,22 +3,33 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
 use gpu_migrate_model::names::Dialect;
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::ListParams,
+    runtime::{
+        WatchStreamExt,
+        watcher::{Config, Event, watcher},
+    },
+};
 use tokio::task::JoinHandle;
 
 use super::{Container, Entitlement, Holding, Kind, Violation, check_invariants, containers};
 
 /// Memory blocks of one card of the NVML stand-in: 40 GiB in units of 256 MiB.
 const BLOCKS_PER_CARD: u64 = 160;
+/// By UID of the pod and name of the container. Those of deleted pods are kept, since their containers may still be dying.
+type Entitlements = BTreeMap<(String, String), Entitlement>;
+
 /// How long the last sample may take.
 const END: Duration = Duration::from_secs(30);
 
@@ -83,20 +94,24 @@ impl Observer {
 /// Samples every 100 ms until `stop` is set, and once more.
 pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Report> {
     let pods: Api<Pod> = Api::all(client);
-    let mut entitlements: BTreeMap<(String, String), Entitlement> = BTreeMap::new();
+    let known = Arc::new(Mutex::new(Entitlements::new()));
+    let mut following = tokio::task::JoinSet::new();
+    following.spawn(follow(pods.clone(), known.clone()));
     let mut unknown: BTreeSet<(String, String)> = BTreeSet::new();
     let mut report = Report::default();
     loop {
         let last = stop.load(Ordering::Relaxed);
         let running = containers()?;
-        // A pod is in the API before its container runs, so listing afterwards knows every running one; claims of deleted
-        // pods are kept, since their containers may still be dying. The API may be away for a while: try again.
-        if running.iter().any(|c| !entitlements.contains_key(&key(c)))
+        // A pod is in the API before its container runs, so listing afterwards knows every running one but for those that are deleted by
+        // force meanwhile, which the watch has. The API may be away for a while: try again.
+        let is_unknown = |c: &Container| !lock(&known).contains_key(&key(c));
+        if running.iter().any(is_unknown)
             && let Ok(list) = pods.list(&ListParams::default()).await
         {
-            list.iter().for_each(|pod| record_entitlements(&mut entitlements, pod));
-            unknown.extend(running.iter().map(key).filter(|key| !entitlements.contains_key(key)));
+            list.iter().for_each(|pod| record_entitlements(&mut lock(&known), pod));
+            unknown.extend(running.iter().filter(|c| is_unknown(c)).map(key));
         }
+        let entitlements = lock(&known).clone();
         let holdings = holdings(&running, &entitlements);
         report.samples += 1;
         // With the UID: a StatefulSet's next pod has the same name.
@@ -116,11 +131,25 @@ pub(super) async fn observe(client: Client, stop: Arc<AtomicBool>) -> Result<Rep
     }
 }
 
+fn lock(known: &Mutex<Entitlements>) -> std::sync::MutexGuard<'_, Entitlements> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Records every pod that there is at any moment. Ends with the observer.
+async fn follow(pods: Api<Pod>, known: Arc<Mutex<Entitlements>>) {
+    let mut events = Box::pin(watcher(pods, Config::default()).default_backoff());
+    while let Some(event) = events.next().await {
+        if let Ok(Event::InitApply(pod) | Event::Apply(pod) | Event::Delete(pod)) = event {
+            record_entitlements(&mut lock(&known), &pod);
+        }
+    }
+}
+
 fn key(container: &Container) -> (String, String) {
     (container.pod_uid.clone(), container.name.clone())
 }
 
-fn holdings(running: &[Container], entitlements: &BTreeMap<(String, String), Entitlement>) -> Vec<Holding> {
+fn holdings(running: &[Container], entitlements: &Entitlements) -> Vec<Holding> {
     running
         .iter()
         .filter_map(|container| {
@@ -133,7 +162,7 @@ fn holdings(running: &[Container], entitlements: &BTreeMap<(String, String), Ent
 }
 
 /// Records what each container of a pod is entitled to.
-fn record_entitlements(entitlements: &mut BTreeMap<(String, String), Entitlement>, pod: &Pod) {
+fn record_entitlements(entitlements: &mut Entitlements, pod: &Pod) {
     let Some(spec) = &pod.spec else { return };
     let uid = pod.uid().unwrap_or_default();
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
