@@ -109,6 +109,10 @@ pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 pub const DRIVER_VERSION: &str = "nvidia.com/cuda.driver-version.full";
 /// Node label of NVIDIA's feature discovery: version of CUDA that the driver supports.
 pub const CUDA_VERSION: &str = "nvidia.com/cuda.runtime-version.full";
+/// NVIDIA's DRA driver for whole cards and MIG devices (dra-driver-nvidia-gpu).
+pub const NVIDIA_DRA_DRIVER: &str = "gpu.nvidia.com";
+/// Condition of a GPUShadow: the kubelet asks the node agent for whole cards, and the agent NVIDIA's plugin.
+pub const NVIDIA_PLUGIN_REGISTERED: &str = "NvidiaPluginRegistered";
 /// The variable by which a container is shown its cards.
 pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 

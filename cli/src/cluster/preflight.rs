@@ -15,7 +15,7 @@ use crate::plan::{Fallback, Outcome, systems};
 use crate::style::{ADDED, FAINT, REMOVED, WARNING, counted, paint};
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::ask::PodAsk;
-use gpu_migrate_model::crd::GPUShadow;
+use gpu_migrate_model::crd::{GPUShadow, GPUShadowStatus};
 use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -267,12 +267,6 @@ fn agent_conditions(shadow: &GPUShadow, report: &mut Report) {
     }
 }
 
-/// Whether the node agent has NVIDIA's plugin behind itself, by what the kubelet has.
-fn has_plugin(shadow: &GPUShadow) -> bool {
-    let mut conditions = shadow.status.iter().flat_map(|status| &status.conditions);
-    conditions.any(|condition| condition.type_ == "NvidiaPluginRegistered" && condition.status == "True")
-}
-
 fn images(set: &DaemonSet) -> impl Iterator<Item = &str> {
     let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     pod.into_iter().flat_map(|pod| &pod.containers).filter_map(|container| container.image.as_deref())
@@ -297,7 +291,9 @@ fn nvidia_plugin(snapshot: &Snapshot, report: &mut Report) {
     let of_node = |name: &str| snapshot.shadows.iter().find(|shadow| shadow.name_any() == name);
     // One without an agent is named elsewhere.
     let served = bridged.filter_map(|name| of_node(&name)).filter(|shadow| has_agent(shadow));
-    let (behind, direct) = served.partition::<Vec<_>, _>(|shadow| has_plugin(shadow));
+    let (behind, direct) = served.partition::<Vec<_>, _>(|shadow| {
+        shadow.status.as_ref().is_some_and(GPUShadowStatus::has_nvidia_plugin)
+    });
     if !direct.is_empty() && !sets.is_empty() {
         let names = direct.iter().map(|shadow| shadow.name_any()).collect::<Vec<_>>();
         let found = format!("NVIDIA's plugin is not behind the node agent on {}", names.join(", "));

@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use anyhow::Context as _;
 use futures::StreamExt as _;
 use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
-use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::names::{self, Dialect, NVIDIA_DRA_DRIVER};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ResourceQuota};
@@ -45,9 +45,6 @@ pub struct Snapshot {
 
 const AT_ONCE: usize = 16;
 
-/// NVIDIA's DRA driver for whole cards and MIG devices.
-const DRA_DRIVER: &str = "gpu.nvidia.com";
-
 /// Who else is asked for cards, through Dynamic Resource Allocation (`resource.k8s.io/v1`, Kubernetes 1.34 and newer).
 #[derive(Debug, Clone, Default)]
 pub struct Dra {
@@ -66,7 +63,7 @@ impl Dra {
         };
         let mut dra = Self::default();
         list("deviceclasses".into()).await?.iter().for_each(|class| dra.add_class(class));
-        let slices = list(format!("resourceslices?fieldSelector=spec.driver%3D{DRA_DRIVER}")).await?;
+        let slices = list(format!("resourceslices?fieldSelector=spec.driver%3D{NVIDIA_DRA_DRIVER}")).await?;
         slices.iter().for_each(|slice| dra.add_slice(slice));
         Some(dra)
     }
@@ -80,7 +77,7 @@ impl Dra {
 
     fn add_slice(&mut self, slice: &Value) {
         let spec = &slice["spec"];
-        if spec["driver"] == DRA_DRIVER {
+        if spec["driver"] == NVIDIA_DRA_DRIVER {
             self.nodes.extend(spec["nodeName"].as_str().map(str::to_owned));
         }
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::card::{Card, CardState, Health};
 use crate::ledger::{Hold, HolderId, Ledger, Phase, Slot};
+use crate::names::NVIDIA_PLUGIN_REGISTERED;
 use crate::topology::{LinkLevel, Topology, Tree};
 use crate::units::{Blocks, CardIndex, Cores};
 
@@ -195,6 +196,12 @@ pub struct HolderStatus {
 }
 
 impl GPUShadowStatus {
+    /// Whether the node agent has NVIDIA's plugin behind itself, by what the kubelet has.
+    #[must_use]
+    pub fn has_nvidia_plugin(&self) -> bool {
+        self.conditions.iter().any(|it| it.type_ == NVIDIA_PLUGIN_REGISTERED && it.status == "True")
+    }
+
     /// Fills in cards, holders and the summary from the ledger. `name` gives namespace and name of a pod by its UID.
     #[must_use]
     pub fn of(ledger: &Ledger, topology: &Topology, name: impl Fn(&str) -> Option<(String, String)>) -> Self {

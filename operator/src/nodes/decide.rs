@@ -186,8 +186,7 @@ fn conflict(mode: PluginMode, serving: &[&External<'_>], shadow: Option<&GPUShad
     if mode == PluginMode::Legacy {
         return None;
     }
-    let bridged = shadow.into_iter().flat_map(|shadow| &shadow.conditions);
-    let bridged = bridged.into_iter().any(|c| c.type_ == "NvidiaPluginRegistered" && c.status == "True");
+    let bridged = shadow.is_some_and(GPUShadowStatus::has_nvidia_plugin);
     serving.iter().find_map(|set| {
         let name = &set.name;
         set.roles.iter().find_map(|role| match role {

@@ -75,7 +75,7 @@ pub fn status(
             },
         ),
         condition(
-            "NvidiaPluginRegistered",
+            names::NVIDIA_PLUGIN_REGISTERED,
             !registered.is_empty(),
             if registered.is_empty() { "NotRegistered" } else { "Registered" },
             &if registered.is_empty() {

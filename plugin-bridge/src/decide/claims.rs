@@ -4,19 +4,17 @@
 use std::collections::BTreeMap;
 
 use gpu_migrate_kubelet_api::lister::ContainerDevices;
+use gpu_migrate_model::names::NVIDIA_DRA_DRIVER;
 use gpu_migrate_model::units::CardIndex;
 
 use super::NodeState;
-
-/// NVIDIA's DRA driver for whole cards and MIG devices.
-const DRIVER: &str = "gpu.nvidia.com";
 
 impl NodeState {
     /// Notes which cards are claimed now. They take nothing new until the claims are gone.
     pub(super) fn observe_claims(&mut self, rows: &[ContainerDevices]) {
         let mut claimed: BTreeMap<CardIndex, String> = BTreeMap::new();
         for row in rows {
-            for device in row.claimed.iter().filter(|device| device.driver == DRIVER) {
+            for device in row.claimed.iter().filter(|device| device.driver == NVIDIA_DRA_DRIVER) {
                 let why = format!(
                     "container {} of pod {}/{} has {} of it through DRA (ResourceClaim {})",
                     row.container, row.namespace, row.pod, device.device, device.claim
@@ -83,12 +81,12 @@ mod tests {
                 .map(CardIndex::position)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(closed_by(&mut state, &[row(DRIVER, "gpu-1")], 1), [0]);
+        assert_eq!(closed_by(&mut state, &[row(NVIDIA_DRA_DRIVER, "gpu-1")], 1), [0]);
         let why = "container main of pod n/p has gpu-1 of it through DRA (ResourceClaim n/c)";
         assert_eq!(state.closed_because(CardIndex(0)), Some(why));
-        assert_eq!(closed_by(&mut state, &[row(DRIVER, "gpu-0-mig-1g.10gb-19-0")], 2), [1]);
+        assert_eq!(closed_by(&mut state, &[row(NVIDIA_DRA_DRIVER, "gpu-0-mig-1g.10gb-19-0")], 2), [1]);
         assert_eq!(
-            closed_by(&mut state, &[row(DRIVER, "gpu-vfio-0")], 3),
+            closed_by(&mut state, &[row(NVIDIA_DRA_DRIVER, "gpu-vfio-0")], 3),
             [0, 1],
             "of a name that says nothing, all"
         );

@@ -2,7 +2,7 @@
 
 use super::{Level, Report};
 use crate::cluster::Snapshot;
-use gpu_migrate_model::names::Dialect;
+use gpu_migrate_model::names::{Dialect, NVIDIA_DRA_DRIVER};
 
 /// Nodes that are named; the others are counted.
 const NAMED: usize = 5;
@@ -33,7 +33,7 @@ pub(super) fn drivers(snapshot: &Snapshot, report: &mut Report) {
         };
         report.add(
             Level::Warn,
-            format!("{named}{others}: DRA driver gpu.nvidia.com publishes the cards"),
+            format!("{named}{others}: DRA driver {NVIDIA_DRA_DRIVER} publishes the cards"),
             "Keep its kubelet plugin off nodes that are migrated: it does not know which cards containers have. What it allocated is left alone",
         );
     }
