@@ -5,6 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::kubernetes;
 use crate::units::{Blocks, Cores};
 
 /// The cluster's GPU nodes, by pool.
@@ -114,6 +115,7 @@ pub struct NodePool {
     pub name: String,
     /// Nodes that belong to it.
     #[serde(default)]
+    #[schemars(schema_with = "kubernetes::label_selector")]
     pub selector: LabelSelector,
     /// Which plugin serves its nodes.
     #[serde(default)]
@@ -258,7 +260,7 @@ pub struct GPUConfigStatus {
     pub pools: Vec<PoolStatus>,
     /// `Ready`, `PluginConflict`, `DriverMismatch`, `TemplatesValid`, `WorkloadKindsValid`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(schema_with = "kubernetes::conditions")]
     pub conditions: Vec<Condition>,
 }
 

@@ -8,6 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::kubernetes;
 use crate::names;
 use crate::target::Target;
 use crate::units::{Blocks, Cores};
@@ -182,6 +183,7 @@ pub struct Match {
     pub namespaces: Vec<String>,
     /// Only pods with these labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "kubernetes::label_selector_or_null")]
     pub pod_selector: Option<LabelSelector>,
 }
 
@@ -336,6 +338,7 @@ pub struct TolerationsEdit {
     pub remove_keys: Vec<String>,
     /// Tolerations to add.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "kubernetes::tolerations")]
     pub add: Vec<Toleration>,
 }
 
@@ -561,7 +564,7 @@ pub struct GPUMigrationStatus {
     pub accepted: Option<AcceptedSpec>,
     /// `Ready`, `PolicyValid`, `Progressing`, `Stalled` (a person must act), `Conflict` (with another policy), `WaveFailed`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(schema_with = "kubernetes::conditions")]
     pub conditions: Vec<Condition>,
 }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 mod config;
+mod kubernetes;
 mod migration;
 mod shadow;
 mod strict;

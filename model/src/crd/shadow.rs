@@ -5,6 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::kubernetes;
 use crate::card::{Card, CardState, Health};
 use crate::ledger::{Hold, HolderId, Ledger, Phase, Slot};
 use crate::names::NVIDIA_PLUGIN_REGISTERED;
@@ -103,7 +104,7 @@ pub struct GPUShadowStatus {
     /// operator's, where they apply: `ExternalComponents`, `PluginConflict`, `DriverMatches`, `DriverInstalled`,
     /// `ModeConverged`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(schema_with = "kubernetes::conditions")]
     pub conditions: Vec<Condition>,
 }
 
