@@ -6,8 +6,8 @@
 //! Of memory errors the corrected ones are only logged. An uncorrected one (a double-bit ECC event, XID 48) is a bad event, and for as
 //! long as a row remapping waits for a reset of the card, or has failed, nothing new is allocated on it (NVIDIA, "GPU Memory Error
 //! Management"; before Ampere: a page that waits for its retirement). Running containers keep it. The same holds for as long as the driver
-//! asks for a reset or a reboot, which ends what a card does not recover from by itself. Older drivers do not report it: with them a card is
-//! healthy again after `RECOVERY` in every case.
+//! asks for a reset or a reboot, which ends what a card does not recover from by itself. Older drivers do not report it: with them a card
+//! stays unhealthy after one of `FATAL_XIDS` until the agent is restarted. A reset needs that anyway, as no process may have the card open.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,6 +28,9 @@ use gpu_migrate_kubelet_api::directory::Stamp;
 
 /// XIDs that applications cause; NVIDIA's plugin ignores the same (`internal/rm/health.go`).
 const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+/// XIDs after which a card works again only when it was reset or the node rebooted: a halted micro-controller, a row that could not be
+/// remapped, a card off the bus, an uncontained memory error, GSP errors, an unrecovered ECC error, a failed initialisation (NVIDIA, "Analyzing Xid Errors with the Xid Catalog").
+const FATAL_XIDS: [u64; 8] = [62, 64, 79, 95, 119, 120, 140, 143];
 /// How long a card must answer without a critical event before it is healthy again.
 const RECOVERY: Millis = 30_000;
 /// How long an Event gets to be written before the agent ends.
@@ -101,6 +104,8 @@ impl Watcher {
 pub struct CardHealth {
     failed_since: Option<Millis>,
     last_failure: Millis,
+    /// It does not recover by itself.
+    needs_reset: bool,
 }
 
 impl CardHealth {
@@ -112,7 +117,10 @@ impl CardHealth {
 
     /// The card answered. Returns its health.
     pub fn answered(&mut self, now: Millis) -> Health {
-        if self.failed_since.is_some() && now.saturating_sub(self.last_failure) >= RECOVERY {
+        if self.failed_since.is_some()
+            && !self.needs_reset
+            && now.saturating_sub(self.last_failure) >= RECOVERY
+        {
             self.failed_since = None;
         }
         self.health()
@@ -152,11 +160,15 @@ impl Monitor {
 
     /// A failure without a card counts for all of them.
     fn failed(&mut self, uuid: Option<&str>, now: Millis) {
-        for (card, known) in self.cards.iter_mut().zip(&self.uuids) {
-            if uuid.is_none_or(|uuid| uuid == known) {
-                card.failed(now);
-            }
+        for card in self.named(uuid) {
+            card.failed(now);
         }
+    }
+
+    /// The card of this UUID; all of them without one.
+    fn named<'a>(&'a mut self, uuid: Option<&'a str>) -> impl Iterator<Item = &'a mut CardHealth> {
+        let cards = self.cards.iter_mut().zip(&self.uuids);
+        cards.filter(move |(_, known)| uuid.is_none_or(|uuid| uuid == *known)).map(|(card, _)| card)
     }
 
     /// The card's position.
@@ -164,7 +176,11 @@ impl Monitor {
         let position = self.position(&report.uuid)?;
         self.answered[position] = true;
         match &report.fault {
-            None => _ = self.cards[position].answered(now),
+            None => {
+                let card = &mut self.cards[position];
+                card.needs_reset &= !report.tells_recovery;
+                card.answered(now);
+            }
             Some(_) => self.cards[position].failed(now),
         }
         Some(position)
@@ -276,6 +292,9 @@ fn record_event(monitor: &mut Monitor, uuid: Option<&str>, event: Event, now: Mi
         Event::Xid(xid) => {
             tracing::warn!(xid, ?uuid, "XID error");
             monitor.failed(uuid, now);
+            if FATAL_XIDS.contains(&xid) {
+                monitor.named(uuid).for_each(|card| card.needs_reset = true);
+            }
         }
         Event::DoubleBitEcc => {
             tracing::warn!(?uuid, "memory error that ECC could not correct");
@@ -372,6 +391,19 @@ mod tests {
         monitor.round(RECOVERY + 1);
         assert!(unhealthy(&monitor).is_empty());
     }
+
+    #[test]
+    fn a_card_stays_unhealthy_after_a_fatal_xid_unless_the_driver_says_that_it_recovered() {
+        for (xid, tells_recovery, recovers) in [(94, false, true), (79, false, false), (79, true, true)] {
+            let mut monitor = Monitor::new(vec![("GPU-a".into(), Health::Healthy)], 0);
+            record_event(&mut monitor, Some("GPU-a"), Event::Xid(xid), 1);
+            let report = CardReport { uuid: "GPU-a".into(), tells_recovery, ..CardReport::default() };
+            monitor.answered(&report, 10 * RECOVERY);
+            let health = monitor.health().next().unwrap().1;
+            assert_eq!(health == Health::Healthy, recovers, "XID {xid}, told: {tells_recovery}");
+        }
+    }
+
     #[test]
     fn a_card_that_was_missing_at_the_start_is_unhealthy_until_it_answers() {
         let cards = vec![("GPU-a".into(), Health::Unhealthy), ("GPU-b".into(), Health::Healthy)];

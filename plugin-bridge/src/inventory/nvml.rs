@@ -154,8 +154,10 @@ fn ask(nvml: &Nvml, uuid: &str, sampler: &mut Sampler) -> CardReport {
         Err(error) => return CardReport { uuid, fault: Some(error.to_string()), ..CardReport::default() },
     };
     let processes = computing(&device);
+    let (fault, tells_recovery) = fault_of(&device);
     CardReport {
-        fault: fault_of(&device),
+        fault,
+        tells_recovery,
         sample: Some(sampler.sample(&uuid, &device, processes.as_deref())),
         processes: processes.map(|all| all.iter().map(|process| process.pid).collect()),
         shape: Some(shape),
@@ -163,8 +165,9 @@ fn ask(nvml: &Nvml, uuid: &str, sampler: &mut Sampler) -> CardReport {
     }
 }
 
-/// Why nothing may be allocated on a card that answers. Values that the driver does not report count as good.
-fn fault_of(device: &Device<'_>) -> Option<String> {
+/// Why nothing may be allocated on a card that answers, and whether the driver says what it needs after an error. Values that the driver
+/// does not report count as good.
+fn fault_of(device: &Device<'_>) -> (Option<String>, bool) {
     let fields =
         [NVML_FI_DEV_REMAPPED_PENDING, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION];
     let values = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
@@ -175,7 +178,8 @@ fn fault_of(device: &Device<'_>) -> Option<String> {
         };
     let row = |position| reported(position).map(|value| value != 0);
     let of_memory = memory_fault(row(0), row(1), device.are_pages_pending_retired().ok());
-    of_memory.map(str::to_owned).or_else(|| recovery(reported(2)?))
+    let action = reported(2);
+    (of_memory.map(str::to_owned).or_else(|| recovery(action?)), action.is_some())
 }
 
 /// What the driver asks for after an error that the card does not recover from by itself (`nvmlDeviceGpuRecoveryAction_t`; the kernel log

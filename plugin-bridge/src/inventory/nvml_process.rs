@@ -75,6 +75,9 @@ pub struct CardReport {
     pub uuid: String,
     /// Why nothing may be allocated on it.
     pub fault: Option<String>,
+    /// The driver says what the card needs after an error: `fault` has it.
+    #[serde(default)]
+    pub tells_recovery: bool,
     /// PIDs of the processes that compute on it, where NVML says so.
     pub processes: Option<Vec<u32>>,
     pub shape: Option<Shape>,
