@@ -186,6 +186,18 @@ fn verify_agrees_with_a_healthy_cluster() {
     );
 }
 
+/// Pods of namespaces that have not opted in are not annotated: the node agent alone names their cards.
+#[test]
+fn a_whole_card_pod_without_an_annotation_is_where_its_node_agent_says() {
+    let mut items = healthy();
+    items[3]["metadata"]["annotations"] = json!({});
+    let (code, out, _) = run(&["verify"], &list(items.clone()));
+    assert_eq!((code, out.matches("old").count()), (0, 0), "{out}");
+    items.push(pod("nowhere", json!({"nvidia.com/gpu": "1"}), json!({})));
+    let (_, out, _) = run(&["verify"], &list(items));
+    assert!(out.contains("unknown: ns/nowhere, c: neither an annotation nor the node agent"), "{out}");
+}
+
 #[test]
 fn verify_finds_breaches_in_either_source() {
     // The agent itself has two kinds of holders on a card.

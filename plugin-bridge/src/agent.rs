@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 use crate::cluster::publish::StaticStatus;
-use crate::cluster::{clean, events, own_node, pods, publish};
+use crate::cluster::{clean, events, namespaces, own_node, pods, publish};
 use crate::decide::{NodeState, Resource, Settings};
 use crate::inventory::card_map::Resolved;
 use crate::inventory::health::LastHealthy;
@@ -163,6 +163,10 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             tasks.spawn_background(
                 "Node watch",
                 own_node::follow(client.clone(), name.clone(), node.clone(), stop.clone()),
+            );
+            tasks.spawn_background(
+                "watch of opted-in namespaces",
+                namespaces::follow(client.clone(), node.clone(), stop.clone()),
             );
             tasks.spawn_background(
                 "Event writer",

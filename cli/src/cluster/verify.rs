@@ -57,7 +57,7 @@ fn check_node(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) {
     found.cards += reported.len();
     found.holders += reported.holders().len();
     breaches(&format!("{node}, by its node agent"), &reported, found);
-    let written = from_pods(shadow, pods, found);
+    let written = from_pods(&reported, pods, found);
     breaches(&format!("{node}, by the annotations of its pods"), &written, found);
     compare(&node, &reported, &written, pods, found);
 }
@@ -68,10 +68,11 @@ fn breaches(what: &str, ledger: &Ledger, found: &mut Findings) {
     }
 }
 
-/// The ledger by the annotations of the pods.
-fn from_pods(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) -> Ledger {
-    let cards = shadow.status.iter().flat_map(|status| &status.cards).map(|card| card.card.clone()).collect();
-    let mut ledger = Ledger::new(cards);
+/// The ledger by the annotations of the pods. Whole-card pods of namespaces that have not opted in have none: theirs is what the node
+/// agent has `reported`.
+fn from_pods(reported: &Ledger, pods: &[&Pod], found: &mut Findings) -> Ledger {
+    let mut ledger =
+        Ledger::new(reported.indexes().filter_map(|card| reported.card(card).cloned()).collect());
     for pod in pods {
         let shown = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
         let ask = match PodAsk::of(pod, &Dialect::default()) {
@@ -84,6 +85,17 @@ fn from_pods(shadow: &GPUShadow, pods: &[&Pod], found: &mut Findings) -> Ledger 
         for container in ask.asking() {
             match cards_of(pod, container) {
                 Ok(Some(cards)) => record(&mut ledger, pod, container, &cards, found),
+                Ok(None) if !container.demand.is_shared() => {
+                    let holder = HolderId::new(pod.uid().unwrap_or_default(), &container.name);
+                    let held: Vec<_> = reported.held_by(&holder).collect();
+                    if held.is_empty() {
+                        let what = "neither an annotation nor the node agent names its card";
+                        found.unknown.push(format!("{shown}, {}: {what}", container.name));
+                    }
+                    for (card, hold) in held {
+                        ledger.record(&holder, card, hold.clone());
+                    }
+                }
                 Ok(None) => {
                     found.unknown.push(format!("{shown}, {}: no annotation names its card", container.name));
                 }

@@ -21,14 +21,15 @@ const KEPT: Duration = Duration::from_secs(30);
 /// One deletion in this time.
 const PACE: Duration = Duration::from_secs(1);
 
-/// The pods that may be deleted: failed at admission over our devices, and made by a controller.
+/// The pods that may be deleted: failed at admission over our devices, made by a controller, and not in a namespace that has nothing to do
+/// with us (I4).
 #[must_use]
 pub fn failed(state: &NodeState) -> Vec<PodView> {
     state
         .pods()
         .filter(|pod| pod.controlled && !pod.deleting && pod.phase == crate::decide::PodPhase::Failed)
         .filter(|pod| pod.reason == "UnexpectedAdmissionError")
-        .filter(|pod| pod.containers.iter().any(|c| !c.ask.demand.is_none()))
+        .filter(|pod| pod.containers.iter().any(|c| !c.ask.demand.is_none()) && state.may_change(pod))
         .cloned()
         .collect()
 }
@@ -118,6 +119,7 @@ mod tests {
     fn only_pods_with_a_controller_that_failed_over_devices_are_deleted() {
         let pod = |uid: &str, controlled, reason: &str, legacy| PodView {
             uid: uid.into(),
+            namespace: "ours".into(),
             phase: PodPhase::Failed,
             reason: reason.into(),
             controlled,
@@ -135,11 +137,17 @@ mod tests {
         let mut state = NodeState::new(Settings::default(), Vec::new(), &Topology::default());
         let pods = vec![
             pod("yes", true, "UnexpectedAdmissionError", 1),
+            PodView {
+                namespace: "not-ours".into(),
+                ..pod("whole cards", true, "UnexpectedAdmissionError", 1)
+            },
             pod("bare", false, "UnexpectedAdmissionError", 1),
             pod("evicted", true, "Evicted", 1),
             pod("no-card", true, "UnexpectedAdmissionError", 0),
         ];
         state.observe_pods(pods, 1);
+        assert_eq!(failed(&state), [], "it is not known yet which namespaces have opted in");
+        state.observe_opted_in(&BTreeSet::from(["ours".to_owned()]));
         assert_eq!(failed(&state).iter().map(|p| p.uid.as_str()).collect::<Vec<_>>(), ["yes"]);
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod clean;
 pub mod events;
+pub mod namespaces;
 pub mod own_node;
 pub mod pods;
 pub mod publish;

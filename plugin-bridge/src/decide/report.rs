@@ -23,12 +23,15 @@ pub struct PodAnnotations {
 }
 
 impl NodeState {
-    /// The annotations that pods lack, or have with another value.
+    /// The annotations that pods lack, or have with another value. Of whole-card pods only where their namespace has opted in (I4); the
+    /// GPUShadow names the cards of the others.
     #[must_use]
     pub fn missing_annotations(&self) -> Vec<PodAnnotations> {
         let mut wanted: BTreeMap<&str, BTreeMap<String, String>> = BTreeMap::new();
         for grant in self.grants.values().filter(|g| g.confirmed) {
-            let Some(pod) = self.pods.get(&grant.holder.pod_uid).filter(|p| !p.has_ended()) else {
+            let Some(pod) =
+                self.pods.get(&grant.holder.pod_uid).filter(|p| !p.has_ended() && self.may_change(p))
+            else {
                 continue;
             };
             let cards: Vec<CardIndex> = self.cards_of(&grant.actual).into_iter().collect();
@@ -101,11 +104,14 @@ impl NodeState {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use gpu_migrate_model::ask::{ContainerAsk, ContainerKind};
     use gpu_migrate_model::card::Card;
     use gpu_migrate_model::topology::{LinkLevel, Topology};
 
     use super::*;
-    use crate::decide::{Drift, Settings, UpstreamDevice};
+    use crate::decide::{ContainerView, Drift, PodView, Settings, UpstreamDevice};
     use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
 
     fn of_two_cards() -> NodeState {
@@ -131,6 +137,28 @@ mod tests {
         assert_eq!((granted.devices, granted.deviates), (vec!["GPU-1".to_owned()], true));
         let reported: Vec<_> = state.legacy_deviations().into_values().collect();
         assert_eq!(reported, [["GPU-0"]]);
+    }
+
+    #[test]
+    fn whole_card_pods_are_annotated_in_namespaces_that_have_opted_in_alone() {
+        const GPU: &str = "nvidia.com/gpu";
+        let mut state = of_two_cards();
+        let device =
+            |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
+        state.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        let demand = Demand { legacy: 1, ..Demand::NONE };
+        let ask = ContainerAsk { name: "c".into(), kind: ContainerKind::App, position: 0, demand };
+        let containers = vec![ContainerView { ask, reserved: Vec::new() }];
+        let pod = PodView { uid: "u".into(), namespace: "n".into(), containers, ..PodView::default() };
+        state.observe_pods(vec![pod], 2);
+        state.allocate_legacy(GPU, &["GPU-1".to_owned()], 3).unwrap();
+        let checkpoint = br#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu",
+            "DeviceIDs":{"-1":["GPU-1"]},"AllocResp":""}],"RegisteredDevices":{}},"Checksum":0}"#;
+        state.ingest_checkpoint(&Checkpoint::parse(checkpoint).unwrap(), 4);
+        assert_eq!(state.missing_annotations(), []);
+        state.observe_opted_in(&BTreeSet::from(["n".to_owned()]));
+        let missing = state.missing_annotations().remove(0).annotations;
+        assert_eq!(missing["gpu-migrate.io/card-uuids-c"], "GPU-1");
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub struct NodeState {
     pub(super) registration: Registration,
     /// Why shares cannot be limited on this node: none is added meanwhile.
     isolation_obstacle: Option<String>,
+    /// Namespaces whose whole-card pods may be annotated and deleted.
+    opted_in: BTreeSet<String>,
     /// Cards that the Node's annotation takes out of new allocation.
     cordoned: BTreeSet<CardIndex>,
     /// Deviations that an earlier process wrote, until the kubelet checkpoint has been read.
@@ -121,6 +123,7 @@ impl NodeState {
             unaccounted: BTreeMap::new(),
             registration: Registration::default(),
             isolation_obstacle: None,
+            opted_in: BTreeSet::new(),
             cordoned: BTreeSet::new(),
             restored: Vec::new(),
             withdrawn: BTreeMap::new(),
@@ -130,6 +133,20 @@ impl NodeState {
             version: 0,
             freed: 0,
         }
+    }
+
+    /// The namespaces that have opted in, as the API server has them.
+    pub fn observe_opted_in(&mut self, namespaces: &BTreeSet<String>) {
+        if self.opted_in != *namespaces {
+            self.opted_in.clone_from(namespaces);
+            self.mark_changed();
+        }
+    }
+
+    /// Whether the agent may change this pod: it asks for shares, or its namespace has opted in.
+    #[must_use]
+    pub fn may_change(&self, pod: &PodView) -> bool {
+        self.opted_in.contains(&pod.namespace) || pod.containers.iter().any(|c| c.ask.demand.is_shared())
     }
 
     /// Which card each MIG device is on.
