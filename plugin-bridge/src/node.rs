@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::decide::{Millis, NodeState};
 use crate::metrics::Metrics;
-use crate::platform::Platform;
+use crate::platform::{Platform, in_time};
 use crate::record::{Record, RecordRow};
 use gpu_migrate_kubelet_api::checkpoint::{self, Checkpoint, CheckpointError};
 use gpu_migrate_kubelet_api::directory::Stamp;
@@ -82,6 +82,12 @@ impl Paths {
 pub struct StateError {
     pub path: PathBuf,
     pub source: std::io::Error,
+}
+
+impl StateError {
+    fn at(path: PathBuf, outcome: std::io::Result<()>) -> Result<(), Self> {
+        outcome.map_err(|source| Self { path, source })
+    }
 }
 
 /// What an earlier process left in `nvidia_checkpoint`.
@@ -161,10 +167,10 @@ pub struct Node {
     state: Mutex<NodeState>,
     version: watch::Sender<u64>,
     deferred: watch::Sender<u64>,
-    /// What `nvidia_checkpoint` has, where that is known. Held for a comparison, never across I/O.
-    written: Mutex<Option<Written>>,
-    /// Serialises the writers of `nvidia_checkpoint`.
-    writer: Mutex<()>,
+    /// What `nvidia_checkpoint` has. Held for a comparison, never across I/O.
+    written: Mutex<Written>,
+    /// Serialises the writes of our files. A write keeps it until the disk has done it, also where nobody waits for that any more.
+    writer: Arc<tokio::sync::Mutex<()>>,
     read: Mutex<Option<Read>>,
     platform: Platform,
 }
@@ -208,8 +214,12 @@ impl Node {
             version: watch::Sender::new(0),
             deferred: watch::Sender::new(0),
             // An empty record is written too: its absence means that it was lost.
-            written: Mutex::new((!lost && !record.data.entries.is_empty()).then(|| record.into())),
-            writer: Mutex::new(()),
+            written: Mutex::new(if lost || record.data.entries.is_empty() {
+                Written::default()
+            } else {
+                Written::of(record)
+            }),
+            writer: Arc::default(),
             read: Mutex::new(None),
             platform,
         });
@@ -356,26 +366,47 @@ impl Node {
         }
     }
 
-    /// Updates `nvidia_checkpoint` atomically, if it lacks a deviation or has one too many. Returns once it is on disk.
+    /// Updates `nvidia_checkpoint` atomically, if it lacks a deviation or has one too many. Returns once it is on disk, or when that
+    /// takes too long: the write is finished nevertheless, and the next one follows it.
     ///
     /// # Errors
     /// [`StateError`]; the file is as it was, or up to date.
-    pub fn write_deviations(&self) -> Result<(), StateError> {
+    pub async fn write_deviations(self: &Arc<Self>) -> Result<(), StateError> {
         let wanted = self.with(|state, _| state.deviations());
-        if self.written.lock().as_ref().is_some_and(|written| written.deviations == wanted) {
+        if self.written.lock().deviations.as_ref() == Some(&wanted) {
             return Ok(());
         }
-        let _one = self.writer.lock();
-        self.replace_record()
+        StateError::at(self.paths.record(), in_time(self.write_record()).await)
     }
 
     /// Updates `nvidia_checkpoint` atomically, if it differs in anything.
+    async fn write_record(self: &Arc<Self>) -> std::io::Result<()> {
+        let node = self.clone();
+        self.write(async move { node.replace_record().await }).await
+    }
+
+    /// Replaces a small file of ours.
     ///
     /// # Errors
-    /// As [`Node::write_deviations`].
-    pub fn write_record(&self) -> Result<(), StateError> {
-        let _one = self.writer.lock();
-        self.replace_record()
+    /// [`StateError`]; the file is as it was, or will be replaced later.
+    pub async fn write_file(self: &Arc<Self>, path: PathBuf, text: Vec<u8>) -> Result<(), StateError> {
+        let (node, to) = (self.clone(), path.clone());
+        let write = self.write(async move { node.platform.disk.replace(to, text).await });
+        StateError::at(path, in_time(write).await)
+    }
+
+    /// One write after the other, each to its end also where nobody waits for that any more.
+    async fn write(
+        &self,
+        write: impl Future<Output = std::io::Result<()>> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let one = self.writer.clone().lock_owned().await;
+        let write = tokio::spawn(async move {
+            let outcome = write.await;
+            drop(one);
+            outcome
+        });
+        write.await?
     }
 
     /// Writes down who holds what a moment after it changes, and again where that failed.
@@ -383,9 +414,10 @@ impl Node {
         let mut changes = self.deferred_changes();
         loop {
             changes.borrow_and_update();
-            let written = self.write_record();
+            let written = self.write_record().await;
             if let Err(error) = &written {
-                tracing::warn!(%error, retry_in = ?RETRY, "writing the agent's record failed");
+                let path = self.paths.record();
+                tracing::warn!(path = %path.display(), %error, retry_in = ?RETRY, "writing the agent's record failed");
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
@@ -394,29 +426,26 @@ impl Node {
         }
     }
 
-    fn replace_record(&self) -> Result<(), StateError> {
+    async fn replace_record(&self) -> std::io::Result<()> {
         let Some(wanted) = self.with(|state, _| state.has_record().then(|| state.record())) else {
             return Ok(());
         };
-        if self.written.lock().as_ref().is_some_and(|written| written.record == wanted) {
-            return Ok(());
+        let wanted = Written::of(wanted);
+        {
+            let mut written = self.written.lock();
+            if written.record == wanted.record {
+                return Ok(());
+            }
+            // Until this has succeeded it is not known which of the two is there.
+            written.record = None;
+            if written.deviations != wanted.deviations {
+                written.deviations = None;
+            }
         }
-        let path = self.paths.record();
-        // Until this has succeeded it is not known which of the two is there.
-        *self.written.lock() = None;
-        let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from);
-        let outcome = text.and_then(|text| self.platform.disk.replace(&path, &text));
-        outcome.map_err(|source| StateError { path, source })?;
-        *self.written.lock() = Some(wanted.into());
+        let text = serde_json::to_vec(&wanted.record)?;
+        self.platform.disk.replace(self.paths.record(), text).await?;
+        *self.written.lock() = wanted;
         Ok(())
-    }
-
-    /// Replaces a small file of ours.
-    ///
-    /// # Errors
-    /// [`StateError`]; the file is as it was.
-    pub fn write_file(&self, path: PathBuf, text: &[u8]) -> Result<(), StateError> {
-        self.platform.disk.replace(&path, text).map_err(|source| StateError { path, source })
     }
 
     /// Reads which pods still have processes.
@@ -441,17 +470,17 @@ impl Node {
     }
 }
 
-/// The content of `nvidia_checkpoint`.
-#[derive(Debug)]
+/// The content of `nvidia_checkpoint`, as far as it is known: while it is being replaced, and after that failed, it is one of two.
+#[derive(Debug, Default)]
 struct Written {
-    record: Record,
-    deviations: Vec<RecordRow>,
+    record: Option<Record>,
+    deviations: Option<Vec<RecordRow>>,
 }
 
-impl From<Record> for Written {
-    fn from(record: Record) -> Self {
+impl Written {
+    fn of(record: Record) -> Self {
         let deviations = record.data.entries.iter().filter(|row| row.deviates()).cloned().collect();
-        Self { record, deviations }
+        Self { record: Some(record), deviations: Some(deviations) }
     }
 }
 
@@ -461,4 +490,74 @@ struct Read {
     stamp: Stamp,
     /// The kubelet restarted from it since.
     reread: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use gpu_migrate_model::card::Card;
+    use tokio::sync::Semaphore;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::decide::{Settings, UpstreamDevice};
+    use crate::platform::{Disk, replace};
+
+    const GPU: &str = "nvidia.com/gpu";
+
+    /// A disk that does one write for each permit.
+    #[derive(Clone, Debug)]
+    struct Stalling(Arc<Semaphore>);
+
+    #[tonic::async_trait]
+    impl Disk for Stalling {
+        async fn replace(&self, path: PathBuf, content: Vec<u8>) -> std::io::Result<()> {
+            self.0.acquire().await.map_err(std::io::Error::other)?.forget();
+            replace(&path, &content, |_| Ok(()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_disk_delays_only_answers_that_deviate_and_none_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let kubelet = folder.path().to_path_buf();
+        let paths = Paths { state: kubelet.join("state"), cgroups: kubelet.join("cgroup"), kubelet };
+        let card = |n: u32| Card { uuid: format!("GPU-{n}"), minor: n, memory_mib: 4096, ..Card::default() };
+        let mut state = NodeState::new(Settings::default(), (0..2).map(card).collect(), &Topology::default());
+        state.ingest_checkpoint(&Checkpoint::parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), 1);
+        let device =
+            |n: u32| UpstreamDevice { id: format!("GPU-{n}").into(), healthy: true, numa: Vec::new() };
+        state.observe_upstream(GPU, Some((0..2).map(device).collect()));
+        let permits = Arc::new(Semaphore::new(1));
+        let mut platform = Platform::real(paths.pod_resources(), paths.cgroups.clone());
+        platform.disk = Box::new(Stalling(permits.clone()));
+        let earlier = EarlierRecord::default();
+        let node = Node::start_in(platform, paths, earlier, state, Topology::default(), Metrics::default());
+        node.write_deviations().await.unwrap();
+
+        // Nothing is written any more; the record of this share waits.
+        let (began, ids) = (Instant::now(), ["tencent.com/vcuda-core-0".to_owned()]);
+        node.with(|state, now| state.allocate_shared(SharedResource::Cores, &ids, now)).unwrap();
+        let (keeper, sleep) = (node.clone(), Duration::from_millis(10));
+        let record = tokio::spawn(async move { keeper.write_record().await });
+        tokio::time::sleep(sleep).await;
+        node.write_deviations().await.unwrap();
+        assert_eq!(began.elapsed(), sleep, "it is the kubelet's own choice: the record is not needed for it");
+
+        // The kubelet requested the card of the share.
+        let granted = node.with(|state, now| state.allocate_legacy(GPU, &["GPU-0".to_owned()], now)).unwrap();
+        assert!(granted.deviates);
+        let late = node.write_deviations().await.unwrap_err();
+        assert_eq!(late.source.kind(), ErrorKind::TimedOut);
+        node.with(|state, _| state.roll_back(granted.grant));
+
+        permits.add_permits(9);
+        record.await.unwrap().unwrap();
+        node.with(|state, now| state.allocate_legacy(GPU, &["GPU-0".to_owned()], now)).unwrap();
+        node.write_deviations().await.unwrap();
+        let record = std::fs::read_to_string(node.paths.record()).unwrap();
+        assert!(record.contains(r#""KubeletDeviceIDs":["GPU-0"]"#), "{record}");
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tonic::transport::Channel;
 
@@ -59,21 +59,41 @@ impl Clock for ProcessClock {
     }
 }
 
+#[tonic::async_trait]
 pub trait Disk: Send + Sync + std::fmt::Debug {
-    /// Replaces a file as a whole; see [`replace`].
+    /// Replaces a file as a whole; see [`replace`]. It may take for ever, and does its work also where nobody waits for it any more.
     ///
     /// # Errors
     /// The system's; the old file or the new one is there then.
-    fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()>;
+    async fn replace(&self, path: PathBuf, content: Vec<u8>) -> std::io::Result<()>;
 }
 
 #[derive(Debug)]
 struct RealDisk;
 
+#[tonic::async_trait]
 impl Disk for RealDisk {
-    fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
-        replace(path, content, |_| Ok(()))
+    async fn replace(&self, path: PathBuf, content: Vec<u8>) -> std::io::Result<()> {
+        off_thread(move || replace(&path, &content, |_| Ok(()))).await
     }
+}
+
+/// Where it may block: what answers the kubelet has one thread.
+pub async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// How long an answer to the kubelet waits for a disk: every pod of the node waits with it.
+pub const DISK: Duration = Duration::from_secs(2);
+
+/// Waits for a disk, but no longer than [`DISK`].
+pub async fn in_time<T>(work: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
+    let late = || {
+        std::io::Error::new(std::io::ErrorKind::TimedOut, format!("the disk did not answer within {DISK:?}"))
+    };
+    tokio::time::timeout(DISK, work).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// A step of [`replace`].

@@ -48,7 +48,7 @@ pub async fn follow(client: Client, node_name: String, node: Arc<Node>, stop: Ca
             if last.as_ref() != Some(&value) {
                 node.with(|state, _| cordon(state, &value));
                 // For the time before the API server answers the next process.
-                if let Err(error) = node.write_file(node.paths.cordon(), value.as_bytes()) {
+                if let Err(error) = node.write_file(node.paths.cordon(), value.clone().into_bytes()).await {
                     tracing::warn!(%error, "the cordoned cards were not written down");
                 }
                 last = Some(value);

@@ -81,7 +81,7 @@ impl Legacy {
             ));
         }
         // Also where this grant does not deviate: a row of an ended one would be read back as this one's. Mostly unchanged.
-        self.node.write_deviations().map_err(|e| not_written(&e))?;
+        self.node.write_deviations().await.map_err(|e| not_written(&e))?;
         let mut upstream = self.upstreams.get(&self.resource).await.map_err(|error| {
             // The next Allocate would wait as long, and fail as well.
             self.withdraw();
@@ -161,7 +161,7 @@ impl Plugin for Legacy {
         } else if !granted.repeated {
             self.node.with(|state, _| state.roll_back(granted.grant));
             // Best effort: an extra row is dropped when no container claims it.
-            let _ = self.node.write_deviations();
+            let _ = self.node.write_deviations().await;
         }
         answer
     }

@@ -23,6 +23,7 @@ use crate::decide::{Resource, SharedGrant, StartRefusal};
 use crate::inventory::evidence::decoded;
 use crate::isolation::{Isolation, Share};
 use crate::node::Node;
+use crate::platform::{in_time, off_thread};
 
 /// How long PreStartContainer waits for the holder to be named. The kubelet waits 30 s.
 const IDENTITY: Duration = Duration::from_secs(3);
@@ -31,6 +32,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 pub type SharedPlugin = Service<Shared>;
 
+#[derive(Clone)]
 pub struct Shared {
     node: Arc<Node>,
     resource: SharedResource,
@@ -67,16 +69,18 @@ impl SharedPlugin {
 }
 
 impl Shared {
-    /// Writes our own CDI file for a container's cards, if the runtime is to look for one. Returns the device's name.
-    fn write_cdi(&self, cards: &[&Card], ids: &[String]) -> Result<Option<String>, Status> {
-        let Some(specs) = &self.config.cdi else { return Ok(None) };
-        if self.resource != SharedResource::Cores || !self.config.style.uses_cdi() {
-            return Ok(None);
-        }
-        specs
-            .write(&key(ids), cards)
-            .map(Some)
-            .map_err(|e| Status::unavailable(format!("writing the CDI specification failed: {e}")))
+    /// Our own CDI files, if the runtime is to look for one.
+    fn cdi(&self) -> Option<&CdiSpecs> {
+        let is_named = self.resource == SharedResource::Cores && self.config.style.uses_cdi();
+        self.config.cdi.as_ref().filter(|_| is_named)
+    }
+
+    /// Writes our own CDI file for a container's cards. Returns the device's name.
+    async fn write_cdi(&self, cards: Vec<Card>, ids: &[String]) -> Result<Option<String>, Status> {
+        let Some(specs) = self.cdi().cloned() else { return Ok(None) };
+        let key = key(ids);
+        let written = in_time(off_thread(move || specs.write(&key, &cards.iter().collect::<Vec<_>>()))).await;
+        written.map(Some).map_err(|error| no_cdi(&error))
     }
 
     fn cards(&self, indexes: impl IntoIterator<Item = CardIndex>) -> Vec<Card> {
@@ -85,11 +89,8 @@ impl Shared {
         })
     }
 
-    /// Prepares the host for a container whose holder is known by now. Once, for its cores.
+    /// Prepares the host for a container whose holder is known by now. May block.
     fn prepare(&self, holder: &HolderId, ids: &[String]) -> Result<(), Status> {
-        if self.resource != SharedResource::Cores {
-            return Ok(());
-        }
         let obstacle = self.node.with(|state, _| state.isolation_obstacle().map(str::to_owned));
         with_share(&self.node, holder, ids, |share| {
             if let Some(number) = self.outdated_answer(ids, share.cards) {
@@ -97,7 +98,9 @@ impl Shared {
                     "{holder}: it was allocated {number}, which is of another card since the node's cards changed; delete the pod"
                 )));
             }
-            self.write_cdi(share.cards, ids)?;
+            if let Some(specs) = self.cdi() {
+                specs.write(share.key, share.cards).map_err(|error| no_cdi(&error))?;
+            }
             let isolation = &self.config.isolation;
             let prepared = match obstacle {
                 Some(why) if share.is_part() => Err(std::io::Error::other(why)),
@@ -180,6 +183,10 @@ impl Shared {
     }
 }
 
+fn no_cdi(error: &std::io::Error) -> Status {
+    Status::unavailable(format!("writing the CDI specification failed: {error}"))
+}
+
 /// What a container has by the ledger, for its isolation. `ids` are those of its cores.
 pub fn with_share<R>(node: &Node, holder: &HolderId, ids: &[String], act: impl FnOnce(&Share<'_>) -> R) -> R {
     let (cards, demand) = node.with(|state, _| {
@@ -226,7 +233,7 @@ impl Plugin for Shared {
         let decide = || self.node.with(|state, now| state.allocate_shared(self.resource, ids, now));
         let granted = decide_twice(&self.node, decide).await?;
         // Also where this grant does not deviate: a row of an ended one would be read back as this one's. Mostly unchanged.
-        if let Err(error) = self.node.write_deviations() {
+        if let Err(error) = self.node.write_deviations().await {
             if !granted.repeated {
                 self.node.with(|state, _| state.roll_back(granted.grant));
             }
@@ -238,7 +245,7 @@ impl Plugin for Shared {
         );
         let mut answer = self.answer(&granted, ids);
         let cards = self.cards(granted.cards.iter().copied());
-        match self.write_cdi(&cards.iter().collect::<Vec<_>>(), ids) {
+        match self.write_cdi(cards, ids).await {
             Ok(Some(device)) => self.config.style.put_own_cdi(&device, &mut answer),
             Ok(None) => {}
             Err(error) => {
@@ -257,9 +264,14 @@ impl Plugin for Shared {
             Status::unavailable(refusal.to_string())
         })?;
         // Where its memory was moved to its cores: the next process must know it while the container runs.
-        self.node.write_deviations().map_err(|error| not_written(&error))?;
+        self.node.write_deviations().await.map_err(|error| not_written(&error))?;
         tracing::debug!(%holder, resource = ?self.resource, "container starts");
-        self.prepare(&holder, &ids)?;
+        // Once for each container: for its cores.
+        if self.resource == SharedResource::Cores {
+            let this = self.clone();
+            let prepared = in_time(off_thread(move || Ok(this.prepare(&holder, &ids)))).await;
+            prepared.map_err(|error| Status::unavailable(format!("preparing the container: {error}")))??;
+        }
         Ok(PreStartContainerResponse {})
     }
 }

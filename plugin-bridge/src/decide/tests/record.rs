@@ -60,6 +60,7 @@ pub(super) fn numbers(step: &Step) -> String {
         Fault::DiskFails(at) => (7, *at),
         Fault::NvidiaRefuses => (8, 0),
         Fault::NvidiaHangs => (9, 0),
+        Fault::DiskStalls => (10, 0),
     };
     let container = |(kind, demand): &(ContainerKind, Demand)| {
         let kind = match kind {

@@ -266,7 +266,9 @@ impl Agent for Decisions {
         let answer = self.decide(resource, &ids)?;
         let fails = match trouble {
             Trouble::NvidiaRefuses | Trouble::NvidiaHangs => resource == GPU,
-            Trouble::DiskFails(_) => self.written_deviations() != self.state.get_mut().deviations(),
+            Trouble::DiskFails(_) | Trouble::DiskStalls => {
+                self.written_deviations() != self.state.get_mut().deviations()
+            }
             Trouble::Dies(step) => {
                 if step > WriteStep::Rename as u8 {
                     self.write();

@@ -23,6 +23,8 @@ pub(super) enum Trouble {
     Dies(u8),
     /// The disk fails at this step of writing.
     DiskFails(u8),
+    /// A write takes longer than the kubelet can wait.
+    DiskStalls,
     NvidiaRefuses,
     NvidiaHangs,
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -409,29 +409,39 @@ impl Clock for ProcessClock {
     }
 }
 
-/// A disk that fails at one step, once or from then on.
+/// A disk that fails at one step, once or from then on, or takes long.
 #[derive(Clone, Debug, Default)]
 struct FailingDisk(Arc<Mutex<Fails>>);
+
+/// How long a stalled disk takes for a write: longer than anybody waits for it.
+const STALL: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 struct Fails {
     after: Option<u8>,
     for_ever: bool,
+    stalls: bool,
 }
 
 impl FailingDisk {
     fn expect(&self, trouble: Trouble) {
         *self.0.lock() = match trouble {
-            Trouble::Dies(step) => Fails { after: Some(step), for_ever: true },
-            Trouble::DiskFails(step) => Fails { after: Some(step), for_ever: false },
+            Trouble::Dies(step) => Fails { after: Some(step), for_ever: true, stalls: false },
+            Trouble::DiskFails(step) => Fails { after: Some(step), ..Fails::default() },
+            Trouble::DiskStalls => Fails { stalls: true, ..Fails::default() },
             _ => Fails::default(),
         };
     }
 }
 
+#[tonic::async_trait]
 impl Disk for FailingDisk {
-    fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
-        replace(path, content, |_| {
+    async fn replace(&self, path: PathBuf, content: Vec<u8>) -> std::io::Result<()> {
+        let stalls = self.0.lock().stalls;
+        if stalls {
+            tokio::time::sleep(STALL).await;
+        }
+        replace(&path, &content, |_| {
             let mut fails = self.0.lock();
             let Some(left) = fails.after else { return Ok(()) };
             if left > 0 {

@@ -30,6 +30,8 @@ pub(in super::super) enum Fault {
     AgentDiesAfterAnswering,
     /// The agent's disk fails at this step of writing.
     DiskFails(u8),
+    /// The agent's disk takes longer for a write than the kubelet can wait.
+    DiskStalls,
     /// NVIDIA's plugin answers with an error.
     NvidiaRefuses,
     /// NVIDIA's plugin does not answer.
@@ -42,6 +44,7 @@ impl Fault {
             Self::AgentDies => Trouble::Dies(0),
             Self::AgentDiesAtWrite(step) => Trouble::Dies(step),
             Self::DiskFails(step) => Trouble::DiskFails(step),
+            Self::DiskStalls => Trouble::DiskStalls,
             Self::NvidiaRefuses => Trouble::NvidiaRefuses,
             Self::NvidiaHangs => Trouble::NvidiaHangs,
             _ => Trouble::None,
