@@ -18,6 +18,7 @@ pub mod place;
 pub mod quantity;
 pub mod score;
 pub mod target;
+pub mod text;
 pub mod topology;
 pub mod units;
 pub mod usage;

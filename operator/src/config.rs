@@ -9,6 +9,7 @@ use crate::nodes::decide::{self, NodeInput, NodePlan, desired};
 use crate::nodes::{Desired, Labels, NodeView, OperatorCondition, daemonsets};
 use crate::pools;
 use gpu_migrate_model::crd::{GPUConfigStatus, GPUShadow, PluginMode};
+use gpu_migrate_model::text::some_of;
 use jiff::Timestamp;
 use kube::Client;
 use observe::ClusterState;
@@ -175,13 +176,15 @@ fn status(
     };
     let summary = |kind, reason, quiet: &str, found: Vec<String>| match found.is_empty() {
         true => OperatorCondition::new(kind, false, "None", quiet),
-        false => OperatorCondition::new(kind, true, reason, some_of(&found)),
+        false => OperatorCondition::new(kind, true, reason, some_of(NAMED, &found, "; ")),
     };
     let kinds = spec.workload_kinds.iter().filter_map(|entry| Described::of(entry).err()).collect::<Vec<_>>();
     let conditions = vec![
         match kinds.is_empty() {
             true => OperatorCondition::new("WorkloadKindsValid", true, "Valid", "every kind is described"),
-            false => OperatorCondition::new("WorkloadKindsValid", false, "Invalid", some_of(&kinds)),
+            false => {
+                OperatorCondition::new("WorkloadKindsValid", false, "Invalid", some_of(NAMED, &kinds, "; "))
+            }
         },
         match waiting.is_empty() {
             true => OperatorCondition::new(
@@ -194,7 +197,11 @@ fn status(
                 "Ready",
                 false,
                 "Waiting",
-                format!("{} nodes have no ready node agent: {}", waiting.len(), some_of(&waiting)),
+                format!(
+                    "{} nodes have no ready node agent: {}",
+                    waiting.len(),
+                    some_of(NAMED, &waiting, "; ")
+                ),
             ),
         },
         summary(
@@ -216,23 +223,13 @@ fn status(
                 "Valid",
                 "every template that is needed is valid",
             ),
-            false => OperatorCondition::new(
-                "TemplatesValid",
-                false,
-                "Invalid",
-                some_of(&problems.iter().collect::<Vec<_>>()),
-            ),
+            false => {
+                OperatorCondition::new("TemplatesValid", false, "Invalid", some_of(NAMED, problems, "; "))
+            }
         },
     ];
     (status, conditions)
 }
 
-/// The first five, and how many more.
-fn some_of<T: AsRef<str>>(all: &[T]) -> String {
-    const SHOWN: usize = 5;
-    let shown = all.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join("; ");
-    match all.len().saturating_sub(SHOWN) {
-        0 => shown,
-        more => format!("{shown}; and {more} more"),
-    }
-}
+/// Problems that a message names; the others are counted.
+const NAMED: usize = 5;

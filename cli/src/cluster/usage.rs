@@ -2,6 +2,7 @@
 
 use super::Snapshot;
 use futures::StreamExt as _;
+use gpu_migrate_model::text::and_more;
 use gpu_migrate_model::usage::{self, NodeUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt as _};
@@ -38,10 +39,8 @@ impl Usage {
                 Err(_) => _ = failed.insert(node, format!("no answer within {TIMEOUT:?}")),
             }
         }
-        let count = failed.len();
         usage.missing = failed.pop_first().map(|(node, why)| {
-            let more = if count > 1 { format!(" (and of {} more nodes)", count - 1) } else { String::new() };
-            format!("what is used on {node}{more} is not known: {why}")
+            format!("what is used on {node}{} is not known: {why}", and_more(failed.len()))
         });
         usage
     }

@@ -5,6 +5,7 @@ use super::{Document, Origin};
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::lifecycle::is_terminal_phase;
 use gpu_migrate_model::names::GROUP;
+use gpu_migrate_model::text::and_more;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -82,7 +83,7 @@ impl fmt::Display for Manifest {
             Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name)?,
             None => write!(f, "{} {}", self.kind, self.name)?,
         }
-        if self.more > 0 { write!(f, " and {} more", self.more) } else { Ok(()) }
+        f.write_str(&and_more(self.more))
     }
 }
 

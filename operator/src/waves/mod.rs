@@ -19,6 +19,7 @@ pub use assign::assign;
 pub use step::{Input, step};
 
 use gpu_migrate_model::crd::GPUMigrationStatus;
+use gpu_migrate_model::text::{counted, some_of};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -129,14 +130,12 @@ impl ObservedWorkload {
 
 /// The first three, and how many more there are.
 fn first_three(items: impl IntoIterator<Item = String>) -> String {
-    let items = items.into_iter().collect::<Vec<_>>();
-    let shown = items.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
-    if items.len() > 3 { format!("{shown}; and {} more", items.len() - 3) } else { shown }
+    some_of(3, items, "; ")
 }
 
 /// `1 workload`, `2 workloads`.
 pub(crate) fn workloads(count: usize) -> String {
-    format!("{count} workload{}", if count == 1 { "" } else { "s" })
+    counted(count, "workload")
 }
 
 /// A change of a workload; idempotent.

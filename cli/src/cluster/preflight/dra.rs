@@ -3,6 +3,7 @@
 use super::{Level, Report};
 use crate::cluster::Snapshot;
 use gpu_migrate_model::names::{Dialect, NVIDIA_DRA_DRIVER};
+use gpu_migrate_model::text::some_of;
 
 /// Nodes that are named; the others are counted.
 const NAMED: usize = 5;
@@ -26,14 +27,10 @@ pub(super) fn drivers(snapshot: &Snapshot, report: &mut Report) {
         );
     }
     if !dra.nodes.is_empty() {
-        let named = dra.nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-        let others = match dra.nodes.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            count => format!(" and {count} more"),
-        };
+        let nodes = some_of(NAMED, &dra.nodes, ", ");
         report.add(
             Level::Warn,
-            format!("{named}{others}: DRA driver {NVIDIA_DRA_DRIVER} publishes the cards"),
+            format!("{nodes}: DRA driver {NVIDIA_DRA_DRIVER} publishes the cards"),
             "Keep its kubelet plugin off nodes that are migrated: it does not know which cards containers have. What it allocated is left alone",
         );
     }
