@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use gpu_migrate_runtime::LogFormat;
 
 use crate::isolation::{self, Folders, Isolation, Kind, NodeFacts};
@@ -18,7 +19,7 @@ use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
 #[command(name = "gpu-migrate-bridge", version, about, long_about)]
 pub struct Args {
     /// Name of this node in the cluster.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: String,
     /// The kubelet's root directory.
     #[arg(long, env = "GPU_MIGRATE_KUBELET_DIR", default_value = "/var/lib/kubelet", value_name = "DIR")]
@@ -119,5 +120,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    /// A field reference that is not resolved, an unset variable in a unit file.
+    #[test]
+    fn a_node_has_a_name() {
+        let parse = |name: &str| Args::try_parse_from(["gpu-migrate-bridge", "--node-name", name]);
+        assert!(parse("gpu-01").is_ok());
+        assert_eq!(parse("").unwrap_err().exit_code(), 2);
     }
 }

@@ -10,6 +10,9 @@ use crate::convert::{Conversions, asks, gpu_resources};
 use crate::policy::Policy;
 use crate::view::{ContainerView, PodView, env_from_may_set};
 
+/// The label of the operating system that every kubelet sets on its node.
+const OS: &str = "kubernetes.io/os";
+
 /// What is known about the cluster besides policies and namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
@@ -34,6 +37,7 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
         &self,
         containers: impl Iterator<Item = (&'c ContainerView<'c>, &'c Conversions<'c>)>,
     ) -> Result<(), String> {
+        self.operating_system()?;
         self.scheduler()?;
         self.gang()?;
         self.runtime_class()?;
@@ -73,6 +77,17 @@ impl<'a, 'v: 'a> Obstacles<'a, 'v> {
             )),
             (Some((place, container)), 0) if place.init => {
                 Err(format!("container {}: {target} gives no share to an init container", container.name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// There is no node agent for Windows, so a pod that asks for such a node would wait for ever.
+    fn operating_system(&self) -> Result<(), String> {
+        let selector = self.pod.spec.node_selector.as_ref();
+        match selector.and_then(|selector| selector.get(OS)) {
+            Some(system) if system.as_str() != "linux" => {
+                Err(format!("nodeSelector {OS}: {}: shares are on Linux nodes only", system.as_str()))
             }
             _ => Ok(()),
         }

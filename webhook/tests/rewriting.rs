@@ -431,6 +431,18 @@ fn what_the_cluster_cannot_take_is_not_converted() {
             json!({"scheduling": {"replaceSchedulers": ["volcano"]}}),
             None,
         ),
+        (
+            "a node with Windows",
+            with("/spec/nodeSelector", json!({"kubernetes.io/os": "windows"})),
+            json!({}),
+            Some("nodeSelector kubernetes.io/os: windows: shares are on Linux nodes only"),
+        ),
+        (
+            "a node with Linux",
+            with("/spec/nodeSelector", json!({"kubernetes.io/os": "linux"})),
+            json!({}),
+            None,
+        ),
         ("our scheduler", with("/spec/schedulerName", json!("gpu-migrate-scheduler")), json!({}), None),
         (
             "a gang of unknown size",
