@@ -192,7 +192,9 @@ fn decode(text: &str) -> String {
 /// 400 for what cannot be read, 415 for protobuf.
 pub fn body(bytes: &[u8], media: &str) -> Result<Value, Refusal> {
     if media.contains("protobuf") {
-        return Err(Refusal::media_type("protobuf is not spoken here; send application/json"));
+        return Err(Refusal::media_type(
+            "a body in protobuf, as kubectl create namespace, drain and auth send it, is not read here: use kubectl apply -f",
+        ));
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
@@ -328,5 +330,12 @@ mod tests {
             assert!(check_shape(&object).is_err(), "{object}");
         }
         assert!(check_shape(&json!({"spec": {"containers": [{"name": "c", "resources": null}]}})).is_ok());
+    }
+
+    #[test]
+    fn a_body_in_protobuf_is_refused_with_what_to_do() {
+        let refusal = body(b"k8s", "application/vnd.kubernetes.protobuf").unwrap_err();
+        assert_eq!(refusal.code.as_u16(), 415);
+        assert!(refusal.message.ends_with("use kubectl apply -f"), "{}", refusal.message);
     }
 }
