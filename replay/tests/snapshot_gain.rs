@@ -75,6 +75,53 @@ fn half_cards_free_half_of_the_cards() {
     assert_eq!(web.becomes.as_deref(), Some("50 cores and 20 blocks"));
 }
 
+/// As above; of four cards that legacy pods hold, two are full of halves, one on each node. Of five that wait, four start on the other two.
+#[test]
+fn every_card_and_every_project_is_shown_before_and_after() {
+    let mut items = full();
+    for item in items.iter_mut().filter(|item| item["metadata"]["name"].as_str().unwrap().starts_with("web"))
+    {
+        item["metadata"]["labels"] = json!({"gpu-migrate.io/project": "vision"});
+    }
+    items.extend((0..5).map(|n| pod(&format!("wait-{n}"), "wait", None, 1)));
+    let snapshot = snapshot(items);
+    let plan = Plan::of_ratio(Cores(50), None, &snapshot).unwrap();
+    let gain = migrate(&snapshot, &plan, ScoringStrategy::Lookahead).unwrap();
+    assert_eq!(gain.map.before, ["LL", "LL"]);
+    assert!(gain.map.after.iter().all(|node| ["#·", "·#"].contains(&node.as_str())), "{gain:?}");
+    let rows = gain
+        .projects
+        .iter()
+        .map(|one| (one.name.as_str(), one.pods, one.moved, one.cards, one.cards_after, one.waiting));
+    let expected = [("namespace team", 1, 1, 1, 0.5, (5, 4)), ("vision", 3, 3, 3, 1.5, (0, 0))];
+    assert_eq!(rows.collect::<Vec<_>>(), expected);
+    let text = report::table(&snapshot, &[gain]);
+    let row = |begin: &str| {
+        let line = text.lines().find(|line| line.trim_start().starts_with(begin)).unwrap_or_default();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(row("namespace team"), "namespace team 1 1 5 0.5 cards, 4 start", "{text}");
+    assert_eq!(row("vision"), "vision 3 3 0 1.5 cards", "{text}");
+    assert_eq!(row("held by legacy pods"), "held by legacy pods 4 0", "{text}");
+    assert_eq!(row("shared in full"), "shared in full 0 2", "{text}");
+    assert!(row("n1").starts_with("n1 LL ") && row("n1").contains('#'), "{text}");
+}
+
+/// Of many nodes the text has sums alone; the page has each card.
+#[test]
+fn many_nodes_are_summed_in_the_text_and_drawn_in_the_page() {
+    let mut items = (0..41).map(|n| node(&format!("n{n}"))).collect::<Vec<_>>();
+    items.push(pod("web-a", "web", Some("n0"), 1));
+    let snapshot = snapshot(items);
+    let plan = Plan::of_ratio(Cores(50), None, &snapshot).unwrap();
+    let gains = [migrate(&snapshot, &plan, ScoringStrategy::Lookahead).unwrap()];
+    let text = report::table(&snapshot, &gains);
+    assert!(!text.contains("NODE ") && text.contains("held by legacy pods"), "{text}");
+    let page = gpu_migrate_replay::snapshot::html::html(&snapshot, &gains);
+    assert_eq!(page.matches("<title>n40: ··</title>").count(), 2, "now and afterwards: {page}");
+    assert!(page.contains("<title>n0: L·</title>") && page.contains("<td>namespace team</td>"), "{page}");
+}
+
 #[test]
 fn binpack_by_nodes_can_cost_a_card() {
     // As above up to web-c: n2 has 100 cores left and n1 150, so that binpack prefers n2 and breaks its free card.

@@ -9,6 +9,7 @@ use gpu_migrate_model::score::{Fragmentation, FreeCapacity, Mix, ModelSet};
 use gpu_migrate_model::target::Target;
 use gpu_migrate_model::units::MIB_PER_BLOCK;
 
+use super::card_map::signs;
 use super::read::{Snapshot, SnapshotNode, SnapshotPod};
 use crate::node::{ReplayNode, Request};
 
@@ -101,6 +102,12 @@ impl ClusterState {
             usage.fragmented += fragmentation.of(&capacity) / 100.0;
         }
         usage
+    }
+
+    /// The cards of each node, in the order of the snapshot, one sign a card.
+    #[must_use]
+    pub fn map(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| signs(node.cards())).collect()
     }
 
     /// The nodes as they are when empty.

@@ -1,18 +1,20 @@
 //! What migrating would give, as one HTML file: no script, nothing from the network, light and dark as the reader's system is.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::card_map::svg;
 use super::migrate::Gain;
 use super::read::Snapshot;
-use super::report::{LEGEND, counts, freed, reasons, verdict};
+use super::report::{LEGEND, afterwards, counts, counts_of_cards, freed, names, reasons, verdict};
 
 const STYLE: &str = "\
-:root{color-scheme:light dark;--bar:#4477aa;--rest:#d8d8d8;--line:#ccc}\
-@media(prefers-color-scheme:dark){:root{--bar:#77aadd;--rest:#444;--line:#555}}\
+:root{color-scheme:light dark;--bar:#4477aa;--legacy:#ccbb44;--rest:#d8d8d8;--line:#ccc}\
+@media(prefers-color-scheme:dark){:root{--bar:#77aadd;--legacy:#aa9933;--rest:#444;--line:#555}}\
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}\
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .8rem;border-bottom:1px solid var(--line);text-align:left}\
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}svg text:not([fill]){fill:currentColor;font-size:13px}";
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}svg text:not([fill]){fill:currentColor;font-size:13px}\
+.free{fill:var(--rest);background:var(--rest)}.legacy{fill:var(--legacy);background:var(--legacy)}.shared{fill:var(--bar);background:var(--bar)}\
+.key i{display:inline-block;width:.7em;height:.9em;margin-left:1em}";
 
 /// A page around plots and text of a replay.
 #[must_use]
@@ -64,12 +66,10 @@ pub fn html(snapshot: &Snapshot, gains: &[Gain]) -> String {
     });
     let head = ["Plan", "Pods moved", "Held", "Freed", "Idle", "Fragmented", "Waiting"];
     page += &table(&head.map(str::to_owned), rows, 1);
-    page += "<h2>Namespaces</h2>\n";
-    page += &table(
-        &["Plan", "Namespace", "Pods", "Cards", "Pods moved"].map(str::to_owned),
-        namespaces(gains).into_iter(),
-        2,
-    );
+    page += &card_maps(snapshot, gains);
+    page += "<h2>Projects</h2>\n";
+    let head = ["Plan", "Project", "Pods", "Pods moved", "Cards", "Waiting", "Afterwards"].map(str::to_owned);
+    page += &table(&head, projects(gains), 2);
     page += "<h2>Workloads</h2>\n";
     let mut head = ["Namespace", "Workload", "Pods", "Cards"].map(str::to_owned).to_vec();
     head.extend(gains.iter().map(|gain| gain.plan.clone()));
@@ -123,26 +123,34 @@ fn bars(gains: &[Gain], cards: u32) -> String {
     svg + "</svg>\n"
 }
 
-/// Pods, their cards and how many of them move, by plan and namespace.
-fn namespaces(gains: &[Gain]) -> Vec<Vec<String>> {
-    let mut rows = Vec::new();
-    for gain in gains {
-        let mut sums = BTreeMap::<&str, (u32, u32, u32)>::new();
-        for one in &gain.workloads {
-            let sum = sums.entry(&one.namespace).or_default();
-            *sum = (sum.0 + one.pods, sum.1 + one.cards, sum.2 + one.moved);
-        }
-        rows.extend(sums.into_iter().map(|(namespace, (pods, cards, moved))| {
-            vec![
-                gain.plan.clone(),
-                namespace.to_owned(),
-                pods.to_string(),
-                cards.to_string(),
-                moved.to_string(),
-            ]
-        }));
+/// Every card now and by each plan, as pictures and in numbers.
+fn card_maps(snapshot: &Snapshot, gains: &[Gain]) -> String {
+    let mut text = "<h2>Cards</h2>\n".to_owned();
+    let mut head = vec!["Cards".to_owned(), "Now".to_owned()];
+    head.extend(gains.iter().map(|gain| gain.plan.clone()));
+    let rows = counts_of_cards(gains).map(|(name, counts)| {
+        std::iter::once(name.to_owned()).chain(counts.iter().map(u32::to_string)).collect()
+    });
+    text += &table(&head, rows, 1);
+    text += "<p class=\"key\"><i class=\"free\"></i> free <i class=\"legacy\"></i> held by a legacy pod \
+             <i class=\"shared\"></i> shares, as high as the part of the card that they hold</p>\n";
+    let now = gains.first().map(|gain| ("Now", &gain.map.before));
+    let maps = now.into_iter().chain(gains.iter().map(|gain| (gain.plan.as_str(), &gain.map.after)));
+    for (title, map) in maps {
+        let _ = write!(text, "<h3>{}</h3>\n{}", escaped(title), svg(title, &names(snapshot), map));
     }
-    rows
+    text
+}
+
+/// Pods and their cards, by plan and project.
+fn projects(gains: &[Gain]) -> impl Iterator<Item = Vec<String>> {
+    gains.iter().flat_map(|gain| {
+        gain.projects.iter().map(move |one| {
+            let numbers = [one.pods, one.moved, one.cards, one.waiting.0].map(|number| number.to_string());
+            let names = [gain.plan.clone(), one.name.clone()];
+            names.into_iter().chain(numbers).chain([afterwards(one)]).collect()
+        })
+    })
 }
 
 /// A table whose columns from `numbers` on are aligned right.
@@ -158,14 +166,14 @@ fn table(head: &[String], rows: impl Iterator<Item = Vec<String>>, numbers: usiz
     format!("<table>\n{}{body}</table>\n", row(head, "th"))
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::migrate::Workload;
+    use crate::snapshot::migrate::{Project, Workload};
 
     #[test]
     fn the_page_of_a_replay_has_its_plots_and_its_text() {
@@ -186,13 +194,14 @@ mod tests {
             moved: 3,
             ..Workload::default()
         };
+        let project =
+            Project { name: "vision".into(), pods: 4, moved: 3, cards: 4, cards_after: 2.5, waiting: (2, 1) };
         let mut gain = Gain {
             plan: "half".into(),
-            before: Default::default(),
-            after: Default::default(),
             waiting: (2, 1),
             workloads: vec![workload],
-            notes: Vec::new(),
+            projects: vec![project],
+            ..Gain::default()
         };
         (gain.before.held, gain.after.held) = (4, 2);
         let page = html(&Snapshot::default(), &[gain]);
@@ -200,5 +209,7 @@ mod tests {
         assert!(page.contains("prefers-color-scheme:dark") && page.contains("<svg "), "{page}");
         assert!(!page.contains("http") && !page.contains("<script"), "nothing is fetched or run: {page}");
         assert!(page.contains("<td class=\"n\">4 → 2</td>") && page.contains(">2, 1 start</td>"), "{page}");
+        assert!(page.contains("<td>vision</td><td class=\"n\">4</td>"), "{page}");
+        assert!(page.contains("<td class=\"n\">2.5 cards, 1 start</td>"), "{page}");
     }
 }

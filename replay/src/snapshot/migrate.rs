@@ -20,7 +20,7 @@ use super::plan::Plan;
 use super::read::{Snapshot, SnapshotPod};
 use crate::node::{BindError, ReplayNode, Request};
 
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gain {
     pub plan: String,
@@ -31,6 +31,9 @@ pub struct Gain {
     pub waiting: (u32, u32),
     /// Every workload that holds or wants legacy cards.
     pub workloads: Vec<Workload>,
+    /// The same by project, in order of their names.
+    pub projects: Vec<Project>,
+    pub map: Map,
     /// What does not add up in the snapshot.
     pub notes: Vec<String>,
 }
@@ -49,6 +52,31 @@ pub struct Workload {
     pub becomes: Option<String>,
     /// Why the others stay, and how many.
     pub stays: BTreeMap<String, u32>,
+}
+
+/// The pods of a project that hold or want legacy cards; of a namespace, where neither it nor they name a project.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Project {
+    /// `danlu`, or `namespace team`.
+    pub name: String,
+    /// Those that run.
+    pub pods: u32,
+    pub moved: u32,
+    /// That they hold now.
+    pub cards: u32,
+    /// What they request afterwards, in cards.
+    pub cards_after: f64,
+    /// Pods that wait for a card now, and those of them that find one afterwards.
+    pub waiting: (u32, u32),
+}
+
+/// The cards of each node, one sign a card: `·` free, `L` legacy, `1` to `9` tenths that shares hold, `#` all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Map {
+    pub before: Vec<String>,
+    /// When every workload has moved that can.
+    pub after: Vec<String>,
 }
 
 /// A pod as it would be after its rewrite.
@@ -88,35 +116,66 @@ pub fn migrate(snapshot: &Snapshot, plan: &Plan, order: ScoringStrategy) -> Resu
     let (places, refused) = (HashMap::new(), HashMap::new());
     let mut mover = Mover { snapshot, cluster, cache, places, refused, changes: Vec::new() };
     let mut workloads: BTreeMap<(&str, &str), Workload> = BTreeMap::new();
+    let mut projects: BTreeMap<String, Project> = BTreeMap::new();
+    let map_before = mover.cluster.map();
     for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_some()) {
         let Some(home) = mover.cluster.home(pod) else {
             notes.push(format!("pod {}: its node is not among those with cards", pod.key));
             continue;
         };
         let entry = workloads.entry((pod.namespace.as_str(), pod.workload.as_str())).or_default();
+        let cards = pod.template.ask.effective().legacy;
         entry.pods += 1;
-        entry.cards += pod.template.ask.effective().legacy;
+        entry.cards += cards;
+        let project = projects.entry(owner(pod, snapshot, plan)).or_default();
+        project.pods += 1;
+        project.cards += cards;
         let moved = match rewritten.as_ref() {
             Ok(rewritten) => mover.move_pod(pod, home, rewritten)?.map(|()| rewritten),
             Err(why) => Err(why.clone()),
         };
         match moved {
             Ok(rewritten) => {
+                let becomes = rewritten.request.ask.effective();
                 entry.moved += 1;
-                entry.becomes = Some(rewritten.request.ask.effective().to_string());
+                entry.becomes = Some(becomes.to_string());
+                project.moved += 1;
+                project.cards_after += f64::from(becomes.cores.0) / f64::from(Cores::CARD.0);
             }
-            Err(why) => *entry.stays.entry(why).or_default() += 1,
+            Err(why) => {
+                *entry.stays.entry(why).or_default() += 1;
+                project.cards_after += f64::from(cards);
+            }
         }
     }
     // What waits now starts last, so that what moving gives and what is made of it can be told apart.
     let after = mover.cluster.usage(&then);
-    let waiting = mover.start_waiting(&legacy)?;
+    let map = Map { before: map_before, after: mover.cluster.map() };
+    let mut waiting = (0, 0);
+    for (pod, starts) in mover.start_waiting(&legacy)? {
+        let project = projects.entry(owner(pod, snapshot, plan)).or_default();
+        for count in [&mut waiting, &mut project.waiting] {
+            *count = (count.0 + 1, count.1 + u32::from(starts));
+        }
+    }
     let named = workloads.into_iter().map(|((namespace, name), workload)| Workload {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         ..workload
     });
-    Ok(Gain { plan: plan.label.clone(), before, after, waiting, workloads: named.collect(), notes })
+    let workloads = named.collect();
+    let projects = projects.into_iter().map(|(name, project)| Project { name, ..project }).collect();
+    Ok(Gain { plan: plan.label.clone(), before, after, waiting, workloads, projects, map, notes })
+}
+
+/// Whose a pod is: its project, as the webhook sees it, or else its namespace.
+fn owner(pod: &SnapshotPod, snapshot: &Snapshot, plan: &Plan) -> String {
+    let own =
+        pod.template.value.pointer("/metadata/labels").and_then(|labels| labels[names::PROJECT].as_str());
+    let labels = plan.namespaces.get(&pod.namespace).or_else(|| snapshot.namespaces.get(&pod.namespace));
+    let label = |key: &str| labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    let project = names::project_of(own, label(names::PROJECT), label(names::FIXED_PROJECT));
+    project.map_or_else(|| format!("namespace {}", pod.namespace), str::to_owned)
 }
 
 /// The requests of all pods that ask for cards, as they are and as they would be: what fragmentation is measured by.
@@ -298,13 +357,15 @@ impl Mover<'_> {
         Ok(placed)
     }
 
-    /// Pods without a node: how many there are, and how many find a place.
-    fn start_waiting(&mut self, legacy: &[Legacy<'_>]) -> Result<(u32, u32), BindError> {
-        let (mut waiting, mut started) = (0, 0);
+    /// Pods without a node, and whether they find a place.
+    fn start_waiting<'p>(
+        &mut self,
+        legacy: &[Legacy<'p>],
+    ) -> Result<Vec<(&'p SnapshotPod, bool)>, BindError> {
+        let mut waiting = Vec::new();
         // Nothing is freed any more: what found no place finds none later.
         let mut none = HashSet::new();
         for (pod, rewritten) in legacy.iter().filter(|(pod, _)| pod.node.is_none()) {
-            waiting += 1;
             let starts = match rewritten.as_ref() {
                 Ok(rewritten) => self.place(pod, rewritten)?.is_ok(),
                 // It stays a legacy pod: what was freed starts it all the same.
@@ -313,9 +374,9 @@ impl Mover<'_> {
             if !starts {
                 none.insert(pod.template.number);
             }
-            started += u32::from(starts);
+            waiting.push((*pod, starts));
         }
-        Ok((waiting, started))
+        Ok(waiting)
     }
 
     /// Places a legacy pod on whole free cards, on the node that keeps the fewest of them.

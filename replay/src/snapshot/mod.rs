@@ -9,6 +9,7 @@
 //! Links between cards, volumes, pod (anti-)affinity and spread constraints are not looked at; node selectors, required node affinity,
 //! taints, CPU and memory are.
 
+mod card_map;
 pub mod cluster;
 pub mod html;
 pub mod migrate;

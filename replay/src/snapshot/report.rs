@@ -6,14 +6,19 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde_json::json;
 
-use super::migrate::{Gain, Workload};
+use super::card_map;
+use super::migrate::{Gain, Project, Workload};
 use super::read::Snapshot;
 
 /// The tables that a person reads.
 #[must_use]
 pub fn table(snapshot: &Snapshot, gains: &[Gain]) -> String {
     let mut text = about(snapshot, gains);
-    let _ = write!(text, "\n\n{}\n\n{}\n", plans(gains), workloads(gains));
+    let _ = write!(text, "\n\n{}\n\n{}\n\n{}\n", plans(gains), projects(gains), counted_cards(gains));
+    if snapshot.nodes.len() <= MAPPED {
+        let _ = writeln!(text, "\n{}\n{}", map(snapshot, gains), card_map::LEGEND);
+    }
+    let _ = write!(text, "\n{}\n", workloads(gains));
     let reasons = reasons(gains);
     if !reasons.is_empty() {
         let _ = writeln!(text, "\nWhy workloads stay:\n{}", reasons.join("\n"));
@@ -21,6 +26,9 @@ pub fn table(snapshot: &Snapshot, gains: &[Gain]) -> String {
     let _ = writeln!(text, "\n{LEGEND}");
     text
 }
+
+/// Of more nodes the text has the sums alone; -o html and json have each card.
+const MAPPED: usize = 40;
 
 pub(super) const LEGEND: &str = "\
 HELD: cards that are held, in whole or in part. FREED: held now and not afterwards. IDLE: compute that is not held, in cards.
@@ -62,11 +70,80 @@ fn plans(gains: &[Gain]) -> Table {
     table
 }
 
+/// What the pods of each project hold now and request afterwards, in cards.
+fn projects(gains: &[Gain]) -> Table {
+    let mut table = plain();
+    table.set_header(headed(["PROJECT", "PODS", "CARDS", "WAITING"], gains));
+    let Some(first) = gains.first() else { return table };
+    for (row, project) in first.projects.iter().enumerate() {
+        let mut cells = vec![
+            Cell::new(&project.name),
+            right(project.pods.to_string()),
+            right(project.cards.to_string()),
+            right(project.waiting.0.to_string()),
+        ];
+        // Every plan looks at the same pods, so at the same projects.
+        cells.extend(
+            gains.iter().map(|gain| right(gain.projects.get(row).map(afterwards).unwrap_or_default())),
+        );
+        table.add_row(cells);
+    }
+    table
+}
+
+/// `12.5 cards, 3 start`.
+pub(super) fn afterwards(project: &Project) -> String {
+    let starts = match project.waiting {
+        (0, _) => String::new(),
+        (_, started) => format!(", {started} start"),
+    };
+    format!("{:.1} cards{starts}", project.cards_after)
+}
+
+/// How many cards are held how, now and afterwards.
+fn counted_cards(gains: &[Gain]) -> Table {
+    let mut table = plain();
+    table.set_header(headed(["CARDS", "NOW"], gains));
+    for (name, counts) in counts_of_cards(gains) {
+        let mut cells = vec![Cell::new(name)];
+        cells.extend(counts.iter().map(|count| right(count.to_string())));
+        table.add_row(cells);
+    }
+    table
+}
+
+/// How many cards are held in each way: now, and by each plan.
+pub(super) fn counts_of_cards(gains: &[Gain]) -> impl Iterator<Item = (&'static str, Vec<u32>)> {
+    let now = gains.first().map(|gain| card_map::count(&gain.map.before));
+    let all = now.into_iter().chain(gains.iter().map(|gain| card_map::count(&gain.map.after)));
+    let all = all.collect::<Vec<_>>();
+    let of = move |at: usize| all.iter().map(|counts| counts[at]).collect::<Vec<_>>();
+    card_map::COUNTED.into_iter().enumerate().map(move |(at, name)| (name, of(at)))
+}
+
+/// A node a row, its cards by one sign each.
+fn map(snapshot: &Snapshot, gains: &[Gain]) -> Table {
+    let mut table = plain();
+    table.set_header(headed(["NODE", "NOW"], gains));
+    let Some(first) = gains.first() else { return table };
+    let maps = std::iter::once(&first.map.before).chain(gains.iter().map(|gain| &gain.map.after));
+    let maps = maps.collect::<Vec<_>>();
+    for (row, node) in snapshot.nodes.iter().enumerate() {
+        let signs = maps.iter().filter_map(|map| map.get(row));
+        table.add_row(std::iter::once(&node.name).chain(signs));
+    }
+    table
+}
+
+/// Titles of columns, and a column for each plan behind them.
+fn headed<const N: usize>(titles: [&str; N], gains: &[Gain]) -> Vec<String> {
+    let plans = gains.iter().map(|gain| gain.plan.to_uppercase());
+    titles.into_iter().map(str::to_owned).chain(plans).collect()
+}
+
 fn workloads(gains: &[Gain]) -> Table {
     let mut table = plain();
-    let mut head = vec!["NAMESPACE".to_owned(), "WORKLOAD".to_owned(), "PODS".to_owned(), "CARDS".to_owned()];
-    head.extend(gains.iter().map(|gain| gain.plan.to_uppercase()));
-    table.set_header(head);
+    table.set_header(headed(["NAMESPACE", "WORKLOAD", "PODS", "CARDS"], gains));
     let Some(first) = gains.first() else { return table };
     for (row, workload) in first.workloads.iter().enumerate() {
         let mut cells = vec![
@@ -168,6 +245,11 @@ pub fn csv(gains: &[Gain]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// In the order of the card maps.
+pub(super) fn names(snapshot: &Snapshot) -> Vec<&str> {
+    snapshot.nodes.iter().map(|node| node.name.as_str()).collect()
+}
+
 #[must_use]
 pub fn json(snapshot: &Snapshot, gains: &[Gain]) -> String {
     let cards: u32 = snapshot.nodes.iter().map(|node| node.cards).sum();
@@ -180,7 +262,7 @@ pub fn json(snapshot: &Snapshot, gains: &[Gain]) -> String {
         })
         .collect();
     let value = json!({
-        "nodes": snapshot.nodes.len(), "cards": cards, "pods": snapshot.pods.len(),
+        "nodes": snapshot.nodes.len(), "nodeNames": names(snapshot), "cards": cards, "pods": snapshot.pods.len(),
         "nodesWithoutCardMemory": snapshot.without_memory(), "plans": plans,
     });
     format!("{value:#}\n")
