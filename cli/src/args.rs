@@ -117,6 +117,9 @@ pub struct PlanArgs {
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
     pub output: PlanOutput,
+    /// No titles above the columns of the summary.
+    #[arg(long, help_heading = "Output")]
+    pub no_headers: bool,
     /// Lines of context around a change.
     #[arg(short = 'U', long, value_name = "LINES", default_value_t = 3, help_heading = "Output")]
     pub unified: usize,
@@ -134,8 +137,10 @@ pub enum PlanOutput {
     Patch,
     /// The rewritten objects as a YAML stream for `kubectl apply -f -`.
     Yaml,
-    /// The rewritten objects as one v1 List.
+    /// The rewritten objects as one v1 List, and under `projects` the numbers of the summary.
     Json,
+    /// The names of the objects that change, as `kubectl get -o name` writes them.
+    Name,
 }
 
 const PLAN_HELP: &str = "\
@@ -150,6 +155,9 @@ Examples:
   # The workloads of a cluster, all or of one namespace
   gpu-migrate plan -o summary
   gpu-migrate plan -n danlu --policy policies.yaml
+
+  # What it comes to for each project: pods, cards before and after, what no wave reaches, what is unclear
+  gpu-migrate plan -f examples/ -o json | jq .projects
 
   # The converted objects only, the summary on stderr
   gpu-migrate plan -f examples/ -o yaml > shared.yaml

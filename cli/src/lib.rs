@@ -178,15 +178,18 @@ fn plan_and_show(
 }
 
 fn show(plan: &plan::Plan, args: &PlanArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    let titles = !args.no_headers;
+    let beside = |err: &mut dyn Write| plan::show::summary(plan, titles, err);
     match args.output {
         PlanOutput::Diff => {
             plan::show::diffs(plan, args.unified, out)?;
-            plan::show::summary(plan, out)
+            plan::show::summary(plan, titles, out)
         }
-        PlanOutput::Summary => plan::show::summary(plan, out),
+        PlanOutput::Summary => plan::show::summary(plan, titles, out),
         // The summary goes beside what a program reads.
-        PlanOutput::Patch => plan::show::patches(plan, out).and_then(|()| plan::show::summary(plan, err)),
-        PlanOutput::Yaml => plan::show::yaml(plan, out).and_then(|()| plan::show::summary(plan, err)),
-        PlanOutput::Json => plan::show::json(plan, out).and_then(|()| plan::show::summary(plan, err)),
+        PlanOutput::Patch => plan::show::patches(plan, out).and_then(|()| beside(err)),
+        PlanOutput::Yaml => plan::show::yaml(plan, out).and_then(|()| beside(err)),
+        PlanOutput::Json => plan::show::json(plan, out).and_then(|()| beside(err)),
+        PlanOutput::Name => plan::show::names(plan, out).and_then(|()| beside(err)),
     }
 }

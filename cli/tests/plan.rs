@@ -344,6 +344,15 @@ fn a_policy_that_is_reached_twice_is_one() {
 }
 
 #[test]
+fn a_policy_of_another_version_is_an_error() {
+    let text = POLICY.replace("gpu-migrate.io/v1alpha1", "gpu-migrate.io/v1beta1");
+    let (code, _, err) = run(&["plan", "-o", "summary", "-f", "-"], &text);
+    assert_eq!(code, 1);
+    let expected = "GPUMigration p: apiVersion is gpu-migrate.io/v1beta1; expected gpu-migrate.io/v1alpha1";
+    assert!(err.contains(expected), "{err}");
+}
+
+#[test]
 fn a_foreign_kind_is_in_the_waves_once_the_config_names_it() {
     let waved = POLICY.replace(
         "convert:",
@@ -386,6 +395,84 @@ fn requests_of_other_systems_are_named_with_what_is_lost() {
     ] {
         assert!(out.contains(part), "{part} is not in\n{out}{err}");
     }
+}
+
+/// By hand: vision has three pods of a card, which become halves, a Job of 4 × 2 cards, which keeps whole ones, a pod that cannot be converted
+/// (1 card) and one with a share of KAI besides (1 card → half); search has waves, a workload of two cards in one and a bare pod in none. The
+/// pods of the DaemonSet are as many as there are nodes. What requests no card is not in it.
+#[test]
+fn the_summary_ends_with_each_projects_cards_before_and_after() {
+    let namespace = |name: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{gpu-migrate.io/opt-in: 'true', gpu-migrate.io/project: {name}}}}}}}\n"
+        )
+    };
+    let policy = |name: &str, rollout: &str| {
+        format!(
+            "---\n{{apiVersion: gpu-migrate.io/v1alpha1, kind: GPUMigration, metadata: {{name: {name}}}, spec: {{project: {name}, mode: Enforce, {rollout} convert: {{coresPerCard: 50, blocksPerCard: 21}}}}}}\n"
+        )
+    };
+    let spec = |limits: &str| {
+        format!("spec: {{containers: [{{name: c, image: i, resources: {{limits: {{{limits}}}}}}}]}}")
+    };
+    let pod = |namespace: &str, name: &str, annotations: &str, limits: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}, annotations: {{{annotations}}}}}, {}}}\n",
+            spec(limits)
+        )
+    };
+    let workload = |kind: &str, namespace: &str, name: &str, amount: &str, limits: &str| {
+        let api = if kind == "Job" { "batch/v1" } else { "apps/v1" };
+        format!(
+            "---\n{{apiVersion: {api}, kind: {kind}, metadata: {{name: {name}, namespace: {namespace}}}, spec: {{{amount} selector: {{}}, template: {{{}}}}}}}\n",
+            spec(limits)
+        )
+    };
+    let text = [
+        namespace("vision"),
+        namespace("search"),
+        policy("vision", ""),
+        policy("search", "rollout: {waves: [{percent: 100}]},"),
+        workload("Deployment", "vision", "web", "replicas: 3,", "nvidia.com/gpu: 1"),
+        workload("Job", "vision", "train", "parallelism: 4,", "nvidia.com/gpu: 2"),
+        workload("DaemonSet", "vision", "probe", "", "nvidia.com/gpu: 1"),
+        workload("Deployment", "vision", "plain", "replicas: 9,", "cpu: 1"),
+        pod("vision", "hami", "", "nvidia.com/gpu: 1, nvidia.com/gpumem: 1000"),
+        pod("vision", "kai", "gpu-fraction: '0.5'", "nvidia.com/gpu: 1"),
+        workload("Deployment", "search", "index", "", "nvidia.com/gpu: 2"),
+        pod("search", "bare", "", "nvidia.com/gpu: 1"),
+        pod("elsewhere", "other", "", "nvidia.com/gpu: 1"),
+    ];
+    let (code, out, err) = run(&["plan", "-o", "summary", "-f", "-"], &text.concat());
+    assert_eq!((code, err.as_str()), (3, ""), "{out}");
+    let at = out.find("PROJECT ").unwrap();
+    insta::assert_snapshot!(&out[at..], @"
+    PROJECT  PODS  CARDS  AFTER  NO WAVE  UNCONVERTIBLE  AMBIGUOUS
+    search   2     3      3      1        0              0
+    vision   9     13     11     0        1              2
+    (none)   1     1      1      0        0              0
+    search: no wave reaches Pod search/bare
+    vision: cannot be converted: Pod vision/hami
+    vision: ambiguous, with shares of another system: Pod vision/hami (HAMi), Pod vision/kai (KAI)
+    vision: not counted, because the number of pods is not in the object: DaemonSet vision/probe
+    ");
+    let (_, bare, _) = run(&["plan", "-o", "summary", "--no-headers", "-f", "-"], &text.concat());
+    assert!(!bare.contains("PROJECT ") && bare.contains("\nsearch   2     3 "), "{bare}");
+    let (_, json, summary) = run(&["plan", "-o", "json", "-f", "-"], &text.concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        json["projects"][1],
+        serde_json::json!({"project": "vision", "objects": 5, "pods": 9, "cardsBefore": 13.0, "cardsAfter": 11.0, "inNoWave": [],
+            "unconvertible": ["Pod vision/hami"], "otherSystems": ["Pod vision/hami (HAMi)", "Pod vision/kai (KAI)"],
+            "uncounted": ["DaemonSet vision/probe"]})
+    );
+    assert_eq!(json["projects"][2]["project"], Value::Null);
+    assert!(summary.contains("PROJECT "), "{summary}");
+    let (_, names, _) = run(&["plan", "-o", "name", "-f", "-"], &text.concat());
+    assert!(
+        names.starts_with("deployment.apps/web\njob.batch/train\ndaemonset.apps/probe\npod/kai\n"),
+        "{names}"
+    );
 }
 
 #[allow(dead_code)] // its `main` writes to stdout

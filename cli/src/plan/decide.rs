@@ -2,11 +2,11 @@
 
 use super::waves::{WaveOf, waves};
 use super::{Converted, Entry, Fallback, Namespaces, Outcome, Plan};
-use super::{indirect, systems};
+use super::{indirect, projects, systems};
 use crate::manifest::{Manifest, Origin, Source};
 use gpu_migrate_model::ask::{Demand, PodAsk};
 use gpu_migrate_model::crd::{Convert, GPUConfig, GPUMigration, GPUShadow, read_strict};
-use gpu_migrate_model::names::{self, Dialect, GROUP};
+use gpu_migrate_model::names::{self, Dialect, GROUP, VERSION};
 use gpu_migrate_model::units::{Blocks, Cores};
 use gpu_migrate_operator::kinds::Described;
 use gpu_migrate_webhook::decide::{self as webhook, Skip};
@@ -119,6 +119,14 @@ fn unique(read: Vec<(GPUMigration, Origin)>, problems: &mut Vec<PolicyProblem>) 
 }
 
 fn read_migration(manifest: &Manifest) -> Result<GPUMigration, PolicyProblem> {
+    let known = format!("{GROUP}/{VERSION}");
+    if manifest.api_version != known {
+        return Err(PolicyProblem::Unreadable {
+            place: manifest.origin.to_string(),
+            name: manifest.name.clone(),
+            reason: format!("apiVersion is {}; expected {known}", manifest.api_version),
+        });
+    }
     read_strict(&manifest.value).map_err(|error| PolicyProblem::Unreadable {
         place: manifest.origin.to_string(),
         name: manifest.name.clone(),
@@ -168,6 +176,7 @@ pub fn decide(manifests: Vec<Manifest>, rules: &Rules, default_namespace: &str) 
             None => plan.without_pods += 1,
         }
     }
+    plan.projects = projects::sums(&plan.entries, &rules.namespaces, default_namespace);
     plan
 }
 
@@ -216,7 +225,7 @@ fn decide_one(
                 written = rewrite(&template);
             }
         } else if is_waved(rules, &rewrite, &template) {
-            return Outcome::LeftAlone { why: not_in_waves(turn).to_owned() };
+            return Outcome::InNoWave { why: not_in_waves(turn).to_owned() };
         }
     }
     let mut outcome = match written {
@@ -229,7 +238,10 @@ fn decide_one(
     if let Some(lost) = systems::lost(&template) {
         match &mut outcome {
             Outcome::Converted(converted) => converted.notes.push(lost),
-            Outcome::LeftAlone { why } | Outcome::Indirect { why } | Outcome::CannotConvert { why, .. } => {
+            Outcome::LeftAlone { why }
+            | Outcome::InNoWave { why }
+            | Outcome::Indirect { why, .. }
+            | Outcome::CannotConvert { why, .. } => {
                 *why += &format!("; {lost}");
             }
         }
@@ -266,7 +278,7 @@ fn not_in_waves(turn: Option<WaveOf>) -> &'static str {
 }
 
 /// The operator's change of a pod template: the label of a wave.
-fn wave_label(template: &Value) -> Patch {
+pub(super) fn wave_label(template: &Value) -> Patch {
     let add = |path: String, value| {
         PatchOperation::Add(AddOperation { path: PointerBuf::parse(path).unwrap_or_default(), value })
     };

@@ -1,9 +1,9 @@
 //! Objects of kinds that are not Kubernetes' own, whose controllers make pods that request cards: RayCluster, Rollout, Workflow, ….
 //! Found by form, not by kind: a pod template, or `resources` that name a card, anywhere in the object.
 
-use super::decide::{Rules, demand, is_waved, normalize, reason};
+use super::decide::{Rules, demand, is_waved, normalize, reason, wave_label};
 use super::waves::WaveOf;
-use super::{Outcome, described};
+use super::{Outcome, Template, described};
 use crate::manifest::Manifest;
 use gpu_migrate_model::names::{CONVERT, Dialect};
 use gpu_migrate_operator::kinds::{display, shipped, why_not};
@@ -40,16 +40,20 @@ pub(super) fn outcome(
         display(&manifest.kind, &manifest.api_version),
         manifest.name
     ));
-    let why = places.into_iter().map(|place| match place {
-        Place::Template(path, template) => {
-            format!("{path}: {}", of_template(manifest, namespace, template, (rules, turn.copied())))
+    let (mut texts, mut templates) = (Vec::new(), Vec::new());
+    for place in places {
+        match place {
+            Place::Template(path, value) => {
+                let (text, template) = of_template(manifest, namespace, path, value, (rules, turn.copied()));
+                texts.push(format!("{}: {text}", template.path));
+                templates.push(template);
+            }
+            Place::Resources(path, resource) => texts.push(format!(
+                "{path}: requests {resource}; how its pods look is known when they are created"
+            )),
         }
-        Place::Resources(path, resource) => {
-            format!("{path}: requests {resource}; how its pods look is known when they are created")
-        }
-    });
-    let why = why.collect::<Vec<_>>().join("; ");
-    (!why.is_empty()).then_some(Outcome::Indirect { why })
+    }
+    (!texts.is_empty()).then(|| Outcome::Indirect { why: texts.join("; "), templates })
 }
 
 fn find(value: &Value, path: &str, places: &mut Vec<Place>) {
@@ -90,42 +94,64 @@ fn requested(resources: &Value) -> Option<String> {
 fn of_template(
     manifest: &Manifest,
     namespace: &str,
-    mut template: Value,
+    path: String,
+    mut value: Value,
     (rules, turn): (&Rules, Option<WaveOf>),
-) -> String {
-    if normalize(&mut template, "") {
-        template["metadata"] = json!({});
+) -> (String, Template) {
+    if normalize(&mut value, "") {
+        value["metadata"] = json!({});
     }
     let controller = Some((manifest.kind.as_str(), manifest.name.as_str()));
     let namespace_labels = rules.namespaces.get(namespace);
     let subject = Subject { namespace, namespace_labels, controller, cluster: &rules.cluster };
     let rewrite = |template: &Value| rewrite_template(template, &subject, &rules.policies);
-    let mut before = demand(&template, "").map_or_else(|| "?".to_owned(), described);
-    if let Some(lost) = super::systems::lost(&template) {
+    let now = demand(&value, "");
+    let mut template = Template { value, path, demand: (now, now), in_no_wave: false, unconvertible: false };
+    let mut before = now.map_or_else(|| "?".to_owned(), described);
+    if let Some(lost) = super::systems::lost(&template.value) {
         before += &format!(" ({lost})");
     }
-    let found = match rewrite(&template) {
+    let found = match rewrite(&template.value) {
         Ok(found) => found,
-        Err(error) => return error.to_string(),
+        Err(error) => return (error.to_string(), template),
     };
     let patch = if found.audit_patch.is_empty() { &found.patch } else { &found.audit_patch };
-    let mut after = template.clone();
-    match &found.outcome {
-        webhook::Outcome::Skipped(Skip::NotInRollout) if is_waved(rules, &rewrite, &template) => match turn {
-            Some(WaveOf::Wave(wave, of)) => format!("{before}; converted in wave {wave} of {of}"),
-            _ => format!(
-                "{before}; left alone: set the label {CONVERT}: \"true\" in this template{}",
-                instead(manifest)
-            ),
-        },
+    let mut after = template.value.clone();
+    let text = match &found.outcome {
+        webhook::Outcome::Skipped(Skip::NotInRollout) if is_waved(rules, &rewrite, &template.value) => {
+            match turn {
+                Some(WaveOf::Wave(wave, of)) => {
+                    // With the label that its wave will add.
+                    let labelled = json_patch::patch(&mut after, &wave_label(&template.value)).is_ok();
+                    let then = labelled.then(|| rewrite(&after).ok()).flatten();
+                    if then.is_some_and(|then| json_patch::patch(&mut after, &then.patch).is_ok()) {
+                        template.demand.1 = demand(&after, "");
+                    }
+                    format!("{before}; converted in wave {wave} of {of}")
+                }
+                _ => {
+                    template.in_no_wave = true;
+                    format!(
+                        "{before}; left alone: set the label {CONVERT}: \"true\" in this template{}",
+                        instead(manifest)
+                    )
+                }
+            }
+        }
         webhook::Outcome::Skipped(skip) => format!("{before}; left alone: {}", reason(*skip)),
         webhook::Outcome::Unconvertible(why) | webhook::Outcome::Conflict(why) => {
+            template.unconvertible = true;
             format!("{before}; cannot be converted: {why}")
         }
         _ if patch.is_empty() || json_patch::patch(&mut after, patch).is_err() => before,
-        webhook::Outcome::Audited => format!("{before} → {} (mode Audit: not yet)", asks(&after)),
-        webhook::Outcome::Converted | webhook::Outcome::Guarded => format!("{before} → {}", asks(&after)),
-    }
+        outcome => {
+            template.demand.1 = demand(&after, "");
+            let then = template.demand.1.map_or_else(|| "?".to_owned(), described);
+            let audited = matches!(outcome, webhook::Outcome::Audited);
+            format!("{before} → {then}{}", if audited { " (mode Audit: not yet)" } else { "" })
+        }
+    };
+    (text, template)
 }
 
 /// What the operator can do with the kind, or why it cannot.
@@ -141,8 +167,4 @@ fn instead(manifest: &Manifest) -> String {
         }
         None => String::new(),
     }
-}
-
-fn asks(template: &Value) -> String {
-    demand(template, "").map_or_else(|| "?".to_owned(), described)
 }

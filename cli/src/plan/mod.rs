@@ -3,6 +3,7 @@
 pub mod decide;
 pub mod diff;
 mod indirect;
+mod projects;
 pub mod show;
 pub mod systems;
 mod waves;
@@ -14,6 +15,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use projects::Project;
+
 /// Labels of the given Namespaces, by name.
 pub type Namespaces = BTreeMap<String, BTreeMap<String, String>>;
 
@@ -23,6 +26,8 @@ pub struct Plan {
     pub entries: Vec<Entry>,
     /// How many objects make none and are not shown one by one.
     pub without_pods: usize,
+    /// The same in numbers, by project.
+    pub projects: Vec<Project>,
 }
 
 /// One object and what becomes of it.
@@ -39,9 +44,15 @@ pub enum Outcome {
     LeftAlone {
         why: String,
     },
+    /// Its policy would convert it, and no wave of it reaches it.
+    InNoWave {
+        why: String,
+    },
     /// Its controller makes pods that request cards, and is not one of Kubernetes' own: what becomes of each pod template.
     Indirect {
         why: String,
+        /// What is known of each pod template.
+        templates: Vec<Template>,
     },
     /// Its pods should be rewritten and cannot be.
     CannotConvert {
@@ -50,6 +61,19 @@ pub enum Outcome {
         /// What the policy does with such a pod.
         then: Fallback,
     },
+}
+
+/// A pod template of an object that is not one of Kubernetes' own.
+#[derive(Debug)]
+pub struct Template {
+    /// As written.
+    pub value: Value,
+    /// Where in the object it stands: `spec.template`.
+    pub path: String,
+    /// What one pod asks for now and afterwards, where both can be counted.
+    pub demand: (Option<Demand>, Option<Demand>),
+    pub in_no_wave: bool,
+    pub unconvertible: bool,
 }
 
 /// What happens to a pod that cannot be converted.

@@ -1,6 +1,7 @@
 //! A plan on the screen and in a pipe.
 
 use super::diff::{to_yaml, unified};
+use super::projects::table;
 use super::{Converted, Entry, Outcome, Plan};
 use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, fit, paint, window};
 use anstyle::Style;
@@ -29,17 +30,17 @@ pub fn diffs(plan: &Plan, context: usize, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// What became of every object, in three groups, each with its reasons.
+/// What became of every object, in groups, each with its reasons; and what it comes to for each project.
 ///
 /// # Errors
 /// When `out` cannot be written.
-pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+pub fn summary(plan: &Plan, titles: bool, out: &mut dyn Write) -> io::Result<()> {
     let count = |wanted: fn(&Outcome) -> bool| {
         let entries = plan.entries.iter().filter(|entry| wanted(&entry.outcome));
         entries.map(|entry| 1 + entry.manifest.more).sum::<usize>()
     };
     let converted = count(|o| matches!(o, Outcome::Converted(_)));
-    let alone = count(|o| matches!(o, Outcome::LeftAlone { .. }));
+    let alone = count(|o| matches!(o, Outcome::LeftAlone { .. } | Outcome::InNoWave { .. }));
     let refused = count(|o| matches!(o, Outcome::CannotConvert { .. }));
     let indirect = count(|o| matches!(o, Outcome::Indirect { .. }));
     let mut title = format!("{converted} converted, {alone} left alone, {refused} cannot be converted");
@@ -61,17 +62,21 @@ pub fn summary(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     })?;
     let others = "Of other controllers (their pods are converted as they are created; the operator does not restart them)";
     group(out, others, WARNING, plan, |outcome| match outcome {
-        Outcome::Indirect { why } => Some(why.clone()),
+        Outcome::Indirect { why, .. } => Some(why.clone()),
         _ => None,
     })?;
     group(out, "Left alone", PLACE, plan, |outcome| match outcome {
-        Outcome::LeftAlone { why } => Some(why.clone()),
+        Outcome::LeftAlone { why } | Outcome::InNoWave { why } => Some(why.clone()),
         _ => None,
     })?;
     group(out, "Cannot be converted", REMOVED, plan, |outcome| match outcome {
         Outcome::CannotConvert { why, then } => Some(format!("{why} ({then})")),
         _ => None,
-    })
+    })?;
+    if !plan.projects.is_empty() {
+        write!(out, "\n{}", fit(&table(&plan.projects, titles), window()))?;
+    }
+    Ok(())
 }
 
 fn group(
@@ -131,11 +136,27 @@ pub fn yaml(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The rewritten objects as one v1 List.
+/// The names of the objects that change.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn names(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    for (Entry { manifest, .. }, _) in plan.converted() {
+        let group = manifest.api_version.split_once('/').map(|(group, _)| format!(".{group}"));
+        writeln!(out, "{}{}/{}", manifest.kind.to_lowercase(), group.unwrap_or_default(), manifest.name)?;
+    }
+    Ok(())
+}
+
+/// The rewritten objects as one v1 List, with the numbers of the projects beside them: kubectl does not look at those.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub fn json(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let items = plan.converted().map(|(_, converted)| converted.after.clone()).collect::<Vec<_>>();
-    writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))
+    writeln!(
+        out,
+        "{:#}",
+        json!({"apiVersion": "v1", "kind": "List", "items": items, "projects": plan.projects})
+    )
 }
