@@ -10,6 +10,7 @@ use crate::style::{FAINT, counted, paint};
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::lifecycle::is_terminal;
 use gpu_migrate_model::names::{self, Dialect};
+use gpu_migrate_model::text::some_of;
 use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -24,6 +25,9 @@ use std::time::Duration;
 
 /// How long the webhook may take to go: its grace period is 30 s.
 const PATIENCE_SECONDS: u32 = 90;
+
+/// Pods that are named; the others are counted.
+const NAMED: usize = 3;
 
 /// Label of all objects of chart and base.
 const OURS: &str = "app.kubernetes.io/name=gpu-migrate";
@@ -76,14 +80,18 @@ fn obstacles(snapshot: &Snapshot) -> Vec<String> {
     let shared = snapshot.pods.iter().filter(|pod| !is_terminal(pod)).filter(|pod| {
         PodAsk::of(pod, &dialect).is_ok_and(|ask| matches!(ask.kind(), PodKind::Shared | PodKind::Mixed))
     });
-    let names = shared
-        .map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()))
-        .collect::<Vec<_>>();
-    if let Some(first) = names.first() {
-        found.push(format!(
-            "{} left, {first} first: roll projects back with `gpu-migrate rollout undo`; delete pods that were written with shares",
-            counted(names.len(), "shared pod")
-        ));
+    let (converted, written): (Vec<_>, Vec<_>) =
+        shared.partition(|pod| pod.annotations().contains_key(names::ORIGINAL));
+    for (pods, what) in [
+        (converted, "roll their projects back with `gpu-migrate rollout undo`"),
+        (written, "they were written with shares, so that nothing rolls them back: delete them"),
+    ] {
+        let names =
+            pods.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()));
+        if !pods.is_empty() {
+            let count = counted(pods.len(), "shared pod");
+            found.push(format!("{count} left, {}: {what}", some_of(NAMED, names, ", ")));
+        }
     }
     for shadow in &snapshot.shadows {
         let status = shadow.status.as_ref();
@@ -419,7 +427,14 @@ mod tests {
         snapshot.daemon_sets = vec![set("/a/kubelet.sock"), set("/a/gpu-migrate@kubelet.sock"), ours];
         let found = obstacles(&snapshot);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].starts_with("1 shared pod left, n/p first"));
+        assert!(found[0].starts_with("1 shared pod left, n/p: they were written with shares"), "{found:?}");
+        let mut converted: Pod = pod("Running", "tencent.com/vcuda-core");
+        converted.annotations_mut().insert(names::ORIGINAL.into(), "{}".into());
+        snapshot.pods.extend(vec![converted; 4]);
+        let found = obstacles(&snapshot);
+        let way_back = "4 shared pods left, n/p, n/p, n/p and 1 more: roll their projects back with `gpu-migrate rollout undo`";
+        assert_eq!(found[0], way_back);
+        assert!(found[1].starts_with("1 shared pod left"), "{found:?}");
     }
 
     #[test]
