@@ -1,6 +1,6 @@
 //! The command line and its help.
 
-use crate::cluster::{ClusterArgs, Output, ReachArgs};
+use crate::cluster::{ClusterArgs, ObjectOutput, Output, ReachArgs};
 use crate::complete;
 use crate::exit;
 use crate::style::ColorWhen;
@@ -208,7 +208,7 @@ pub struct VerifyArgs {
     #[arg(long, conflicts_with = "from")]
     pub install: bool,
     /// Namespace of the installation, with --install.
-    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system", add = complete::namespaces())]
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "gpu-migrate-system", requires = "install", add = complete::namespaces())]
     pub namespace: String,
     /// Which cluster, and the form of the answer.
     #[command(flatten)]
@@ -280,7 +280,7 @@ pub struct IsolationArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  gpu-migrate status\n  gpu-migrate status gpu-07 --holders\n  gpu-migrate status -o wide --no-headers"
+    after_help = "Examples:\n  gpu-migrate status\n  gpu-migrate status gpu-07 --holders\n  gpu-migrate status -o wide --no-headers\n  gpu-migrate status --watch"
 )]
 pub struct StatusArgs {
     /// Only this node.
@@ -289,6 +289,9 @@ pub struct StatusArgs {
     /// Also list who holds each card.
     #[arg(long)]
     pub holders: bool,
+    /// Show it again as it changes, until q or Ctrl-C; into a pipe, whole and only when something has changed.
+    #[arg(short = 'w', long, conflicts_with = "from")]
+    pub watch: bool,
     /// No titles above the columns, and no legend.
     #[arg(long, help_heading = "Output")]
     pub no_headers: bool,
@@ -343,7 +346,7 @@ pub enum TopSort {
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --by project\n  gpu-migrate top --once --sort unused --limit 50\n  gpu-migrate top -o json"
+    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --by project\n  gpu-migrate top --once --sort unused --limit 50\n  gpu-migrate top -n danlu --filter gpu-07\n  gpu-migrate top -o json\n\nKeys:\n  q, Escape       quit\n  ↑ ↓ PgUp PgDn   scroll\n  s               sort by the next of --sort\n  p               by pod or by project\n  /               show what contains a text"
 )]
 pub struct TopArgs {
     /// What a line of the second table is.
@@ -361,6 +364,15 @@ pub struct TopArgs {
     /// Maximum number of pods to list.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub limit: usize,
+    /// Only pods of this namespace; the table of nodes shows all.
+    #[arg(short = 'n', long, value_name = "NAME", add = complete::namespaces())]
+    pub namespace: Option<String>,
+    /// Only pods with this text in their name, container, node or project.
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+    /// No titles above the columns.
+    #[arg(long, help_heading = "Output")]
+    pub no_headers: bool,
     /// Which cluster, and the form of the answer.
     #[command(flatten)]
     pub look: LookArgs,
@@ -399,10 +411,10 @@ pub struct RolloutArgs {
     pub change: ChangeArgs,
     /// Which cluster.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub reach: ReachArgs,
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
-    pub output: Output,
+    pub output: ObjectOutput,
 }
 
 /// What to do with a migration.
@@ -447,8 +459,11 @@ pub struct TranslateArgs {
     #[arg(short = 'n', long, value_name = "NAME", add = complete::namespaces())]
     pub namespace: Option<String>,
     /// Apply them to the cluster.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "from")]
     pub apply: bool,
+    /// No titles above the columns of -o table.
+    #[arg(long, help_heading = "Output")]
+    pub no_headers: bool,
     /// How to change it, with --apply.
     #[command(flatten)]
     pub change: ChangeArgs,
@@ -456,8 +471,8 @@ pub struct TranslateArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Output format.
-    #[arg(short = 'o', long, value_enum, default_value_t = Output::Yaml, help_heading = "Output")]
-    pub output: Output,
+    #[arg(short = 'o', long, value_enum, default_value_t = ObjectOutput::Yaml, help_heading = "Output")]
+    pub output: ObjectOutput,
 }
 
 /// Arguments of `cordon-card`.
@@ -480,10 +495,10 @@ pub struct CordonArgs {
     pub change: ChangeArgs,
     /// Which cluster.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub reach: ReachArgs,
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
-    pub output: Output,
+    pub output: ObjectOutput,
 }
 
 /// Arguments of `uninstall`.
@@ -506,7 +521,7 @@ pub struct UninstallArgs {
     pub namespace: String,
     /// Which cluster.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub reach: ReachArgs,
     /// What to print.
     #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
     pub output: Output,

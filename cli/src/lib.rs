@@ -50,10 +50,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
             cluster::preflight::preflight(&snapshot).write(args.output, &mut out)?
         }
         Command::Top(args) => cluster::top::command(&args, &mut out)?,
-        Command::Status(args) => {
-            let snapshot = cluster::runtime(args.cluster.snapshot())?;
-            cluster::status::status(&snapshot, &args).write(args.output.into(), &mut out)?
-        }
+        Command::Status(args) => cluster::status::command(&args, &mut out)?,
         Command::Verify(args::VerifyArgs { what: Some(args::VerifyCommand::Isolation(args)), .. }) => {
             isolation::command(&args, &mut out)?
         }

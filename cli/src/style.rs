@@ -1,6 +1,7 @@
 //! Colours, and when there are any.
 
 use anstyle::{AnsiColor, Color, Style};
+pub use gpu_migrate_model::text::counted;
 use gpu_migrate_model::units::{Blocks, MIB_PER_BLOCK};
 
 /// What is new.
@@ -49,12 +50,6 @@ pub fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// `1 workload`, `2 workloads`.
-#[must_use]
-pub fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
 /// `42 blocks (10.5 GiB)`.
 #[must_use]
 pub fn blocks(blocks: Blocks) -> String {
@@ -81,15 +76,20 @@ pub fn fit(text: &str, window: Option<usize>) -> String {
     text.split_inclusive('\n').map(|line| fit_line(line, window)).collect()
 }
 
+/// How many columns a text takes; colours take none.
+#[must_use]
+pub fn visible(text: &str) -> usize {
+    anstream::adapter::strip_str(text).to_string().chars().count()
+}
+
 fn fit_line(line: &str, window: usize) -> String {
-    let width = |text: &str| anstream::adapter::strip_str(text).to_string().chars().count();
-    if width(line.trim_end()) <= window {
+    if visible(line.trim_end()) <= window {
         return line.to_owned();
     }
     let indent = line.len() - line.trim_start_matches(' ').len() + 4;
     let (mut out, mut column) = (String::new(), 0);
     for word in line.split_inclusive(' ') {
-        let needed = width(word.trim_end());
+        let needed = visible(word.trim_end());
         if column > indent && column + needed > window {
             out.truncate(out.trim_end_matches(' ').len());
             out.push('\n');
@@ -101,7 +101,7 @@ fn fit_line(line: &str, window: usize) -> String {
             continue;
         }
         out += word;
-        column += width(word.trim_end_matches('\n'));
+        column += visible(word.trim_end_matches('\n'));
     }
     out
 }

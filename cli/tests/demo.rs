@@ -86,7 +86,13 @@ fn every_command_works_on_the_cluster_of_the_demo() {
         ("plan -o summary", 0, "Deployment team/web"),
         ("quota translate", 0, "no ResourceQuota in an opted-in namespace"),
         ("rollout undo team --dry-run", 0, "1 shared pod requested 1 whole card before; free: "),
-        ("cordon-card node-a 1 --dry-run", 0, "cordoned cards: 1"),
+        (
+            "cordon-card node-a 1 --dry-run",
+            0,
+            "cordoned cards: 1; running containers stay (dry run: nothing was changed)",
+        ),
+        ("cordon-card node-a 0 --dry-run -o name", 0, "node/node-a\n"),
+        ("cordon-card node-a 0 --dry-run", 0, "cordoned cards: 0; "),
         ("uninstall --dry-run", 3, "1 shared pod left"),
         ("uninstall --dry-run --force", 0, "(dry run)"),
     ] {

@@ -174,6 +174,27 @@ fn first_hour(window: Window) {
     assert_eq!(code, 0, "{screen}");
     compare("status", window, &screen);
 
+    // The screens that are drawn again: what keys do, and the end by q.
+    let mut top = Terminal::start(window, &["top"], &cluster);
+    top.until("team/web-");
+    top.write("p");
+    top.until("PROJECT");
+    top.write("p/zz\r");
+    top.until("/ filter (zz)");
+    assert!(!top.text().contains("team/web-"), "{}", top.text());
+    top.write("/\x1b");
+    top.until("team/web-");
+    top.write("q");
+    let (screen, code) = top.end();
+    assert_eq!(code, 0, "{screen}");
+    let mut watch = Terminal::start(window, &["status", "--watch"], &cluster);
+    watch.until("all waves are complete");
+    assert!(watch.text().starts_with("every 2s: q quit"), "{}", watch.text());
+    watch.write("\x1b[B");
+    watch.write("q");
+    let (screen, code) = watch.end();
+    assert_eq!(code, 0, "{screen}");
+
     // The way back: asked first, then done.
     let mut undo = Terminal::start(window, &["rollout", "undo", "team"], &cluster);
     undo.until("[y/N]");

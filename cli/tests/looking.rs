@@ -177,6 +177,24 @@ fn top_shows_who_uses_how_much_and_who_waits() {
 }
 
 #[test]
+fn what_is_shown_can_be_narrowed_and_has_no_titles_where_none_are_wanted() {
+    let dump = list(healthy());
+    let (_, out, _) = run(&["top", "--no-headers"], &dump);
+    assert!(out.starts_with("gpu-01  3 ") && !out.contains("POD "), "{out}");
+    let (_, out, _) = run(&["top", "--filter", "old", "-o", "json"], &dump);
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((out["holders"].as_array().unwrap().len(), &out["holders"][0]["pod"]), (1, &json!("ns/old")));
+    let (_, out, _) = run(&["top", "-n", "other"], &dump);
+    assert!(out.contains("gpu-01") && !out.contains("ns/"), "{out}");
+    let limits = json!({"requests.nvidia.com/gpu": "8"});
+    let quotas = list(vec![namespace(), policy(), quota(limits)]);
+    let (_, out, _) = run(&["quota", "translate", "-o", "table", "--no-headers"], &quotas);
+    assert!(out.starts_with("ns  gpus  8 "), "{out}");
+    let (_, out, _) = run(&["quota", "translate", "-o", "name"], &quotas);
+    assert_eq!(out, "resourcequota/gpus\n");
+}
+
+#[test]
 fn verify_agrees_with_a_healthy_cluster() {
     let (code, out, _) = run(&["verify"], &list(healthy()));
     assert_eq!(code, 0, "{out}");
@@ -454,11 +472,8 @@ fn bad_dumps_are_errors_and_changes_need_a_cluster() {
     assert_eq!(code, 1);
     assert!(err.contains("Pod p") && err.contains("stdin:1"), "{err}");
     let (code, _, err) = run(&["cordon-card", "n", "1"], &list(vec![]));
-    assert_eq!(code, 1);
-    assert!(err.contains("files cannot be changed"), "{err}");
-    let (code, out, _) = run(&["status"], &list(vec![]));
-    assert_eq!(code, 0);
-    assert!(out.contains("No node reports its cards"), "{out}");
+    assert_eq!(code, 2);
+    assert!(err.contains("unexpected argument '--from'"), "{err}");
 }
 
 #[test]
@@ -469,4 +484,11 @@ fn nothing_to_check_and_an_unknown_node_are_no_success() {
     let (code, out, _) = run(&["status", "nope"], &list(healthy()));
     assert_eq!(code, 3);
     assert_eq!(out, "node nope: no GPUShadow; there are gpu-01\n");
+    let (code, out, _) = run(&["status"], &list(vec![]));
+    assert_eq!(code, 3, "neither agents nor policies: the wrong cluster");
+    assert!(out.contains("No node reports its cards"), "{out}");
+    assert_eq!(run(&["status"], &list(vec![policy()])).0, 0, "before the first node agent");
+    let (code, out, _) = run(&["preflight"], &list(Vec::new()));
+    assert_eq!(code, 3);
+    assert!(out.contains("no node has cards") && out.ends_with("\nno-go\n"), "{out}");
 }

@@ -12,7 +12,7 @@ use gpu_migrate_model::crd::{
 };
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::lifecycle::is_terminal;
-use gpu_migrate_model::names::{CORDONED_CARDS, Dialect, POLICY};
+use gpu_migrate_model::names::{CORDONED_CARDS, Dialect, GROUP, POLICY};
 use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_webhook::restore::restore;
 use jiff::Timestamp;
@@ -27,21 +27,29 @@ use std::io::{IsTerminal as _, Write};
 pub(super) const MANAGER: &str = "gpu-migrate";
 
 pub(crate) async fn cordon_card(args: &CordonArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let client = args.cluster.client().await?;
+    let client = args.reach.client().await?;
     let nodes = Api::<Node>::all(client.clone());
     let node = nodes.get(&args.node).await.with_context(|| format!("node {}", args.node))?;
     let shadow = Api::<GPUShadow>::all(client).get_opt(&args.node).await?;
     let ledger = shadow.and_then(|shadow| shadow.status).map(|status| status.ledger());
     let before = node.annotations().get(CORDONED_CARDS).map_or("", String::as_str);
     let after = cordoned(before, &args.cards, args.undo, ledger.as_ref()).map_err(anyhow::Error::msg)?;
+    let list = if after.is_empty() { "none" } else { after.as_str() };
+    let question = format!("node/{}: cordoned cards will be: {list}; change it?", args.node);
+    if !confirmed(args.change, out, &question)? {
+        return Ok(Exit::No);
+    }
     let value = if after.is_empty() { Value::Null } else { json!(after) };
     // With the version that was read: concurrent changes must not be lost.
     let patch = json!({"metadata": {"resourceVersion": node.resource_version(), "annotations": {CORDONED_CARDS: value}}});
-    nodes.patch_metadata(&args.node, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-    let list = if after.is_empty() { "none" } else { after.as_str() };
-    let text = format!("node/{}: cordoned cards: {list}; running containers stay", args.node);
+    let params = PatchParams { dry_run: args.change.dry_run, ..PatchParams::default() };
+    let patched = nodes.patch_metadata(&args.node, &params, &Patch::Merge(&patch)).await;
+    patched.with_context(|| format!("node {}", args.node))?;
+    let text =
+        format!("node/{}: cordoned cards: {list}; running containers stay{}", args.node, dry(args.change));
     let cards = after.split(',').filter(|card| !card.is_empty()).collect::<Vec<_>>();
-    Ok(report(args.output, out, &text, json!({"node": args.node, "cordonedCards": cards}))?)
+    let value = json!({"node": args.node, "cordonedCards": cards, "dryRun": args.change.dry_run});
+    Ok(report(args.output, out, (&format!("node/{}", args.node), &text), value)?)
 }
 
 /// The annotation's new value. Cards are named by index or UUID; both are checked against the node's ledger.
@@ -79,7 +87,7 @@ fn cordoned(before: &str, cards: &[String], undo: bool, ledger: Option<&Ledger>)
 }
 
 pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let client: Client = args.cluster.client().await?;
+    let client: Client = args.reach.client().await?;
     let policies = Api::<GPUMigration>::all(client.clone());
     let policy = policies.get(&args.policy).await.with_context(|| format!("GPUMigration {}", args.policy))?;
     let (command, what) =
@@ -106,7 +114,8 @@ pub(crate) async fn rollout(args: &RolloutArgs, out: &mut dyn Write) -> anyhow::
     }
     let value =
         json!({"policy": args.policy, "command": command, "message": what, "dryRun": args.change.dry_run});
-    Ok(report(args.output, out, &lines.join("\n"), value)?)
+    let name = format!("gpumigration.{GROUP}/{}", args.policy);
+    Ok(report(args.output, out, (&name, &lines.join("\n")), value)?)
 }
 
 fn change(

@@ -62,19 +62,11 @@ pub fn server() -> Option<&'static str> {
 }
 
 impl ClusterArgs {
-    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        anyhow::ensure!(
-            self.from.is_empty(),
-            "--from: this command changes a cluster; files cannot be changed"
-        );
-        self.reach.client().await
-    }
-
     /// The snapshot with the configuration of kubelets and API server.
     pub(crate) async fn snapshot_with_settings(&self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.snapshot().await?;
         if self.from.is_empty() {
-            snapshot.add_settings(&self.client().await?).await;
+            snapshot.add_settings(&self.reach.client().await?).await;
         }
         Ok(snapshot)
     }
@@ -82,8 +74,13 @@ impl ClusterArgs {
     /// The snapshot of the cluster or of the files.
     pub(crate) async fn snapshot(&self) -> anyhow::Result<Snapshot> {
         if self.from.is_empty() {
-            return Snapshot::of_cluster(&self.client().await?).await;
+            return Snapshot::of_cluster(&self.reach.client().await?).await;
         }
+        self.snapshot_of_files()
+    }
+
+    /// The snapshot of the files.
+    pub(crate) fn snapshot_of_files(&self) -> anyhow::Result<Snapshot> {
         let (inputs, errors) = read_inputs(&self.from, false, &mut io::stdin());
         if let Some(error) = errors.into_iter().next() {
             return Err(error.into());

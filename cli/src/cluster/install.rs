@@ -44,7 +44,7 @@ pub struct Installation {
 }
 
 pub(crate) async fn read(args: &VerifyArgs) -> anyhow::Result<Installation> {
-    let client = args.look.cluster.client().await?;
+    let client = args.look.cluster.reach.client().await?;
     let namespace = args.namespace.clone();
     let ours = ListParams::default().labels(OURS);
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

@@ -9,6 +9,7 @@ pub mod install;
 pub(crate) mod live;
 pub mod preflight;
 pub mod quota;
+mod screen;
 pub mod snapshot;
 pub mod status;
 pub(crate) mod top;
@@ -23,7 +24,7 @@ pub use snapshot::Snapshot;
 pub(crate) use uninstall::uninstall;
 
 use crate::exit::Exit;
-use crate::style::{WARNING, fit, paint, window};
+use crate::style::{WARNING, fit, paint, visible, window};
 use serde_json::Value;
 use std::io::{self, Write};
 
@@ -39,9 +40,39 @@ pub enum Output {
     Yaml,
 }
 
-/// Prints the result of a command that changes something.
-pub(crate) fn report(output: Output, out: &mut dyn Write, text: &str, value: Value) -> io::Result<Exit> {
-    Answer { text: format!("{text}\n"), value, exit: Exit::Done }.write(output, out)
+/// Output formats where the answer is about objects of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ObjectOutput {
+    /// A table, or a sentence.
+    #[default]
+    Table,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+    /// Names of the objects, for `kubectl get`.
+    Name,
+}
+
+impl From<ObjectOutput> for Output {
+    fn from(output: ObjectOutput) -> Self {
+        match output {
+            ObjectOutput::Table | ObjectOutput::Name => Self::Table,
+            ObjectOutput::Json => Self::Json,
+            ObjectOutput::Yaml => Self::Yaml,
+        }
+    }
+}
+
+/// Prints the result of a command that changes an object.
+pub(crate) fn report(
+    output: ObjectOutput,
+    out: &mut dyn Write,
+    (name, text): (&str, &str),
+    value: Value,
+) -> io::Result<Exit> {
+    let text = if output == ObjectOutput::Name { name } else { text };
+    Answer { text: format!("{text}\n"), value, exit: Exit::Done }.write(output.into(), out)
 }
 
 /// The result of a command that only reads.
@@ -68,11 +99,10 @@ impl Answer {
 
 /// Aligned columns; the last one is not padded.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
-    let plain = |cell: &str| anstream::adapter::strip_str(cell).to_string().chars().count();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths = (0..count)
         .map(|column| {
-            rows.iter().filter_map(|row| row.get(column)).map(|cell| plain(cell)).max().unwrap_or(0)
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| visible(cell)).max().unwrap_or(0)
         })
         .collect::<Vec<_>>();
     let mut text = String::new();
@@ -80,7 +110,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line += cell;
-            line += &" ".repeat(width - plain(cell) + 2);
+            line += &" ".repeat(width - visible(cell) + 2);
         }
         text += line.trim_end();
         text.push('\n');

@@ -1,7 +1,7 @@
 //! `gpu-migrate quota translate`: limits on shares that correspond to limits on whole cards.
 
 use super::change::{MANAGER, confirmed, dry};
-use super::{Output, Snapshot, columns, warn};
+use super::{ObjectOutput, Snapshot, columns, warn};
 use crate::args::TranslateArgs;
 use crate::exit::Exit;
 use crate::style::{self, HEAD, counted, paint};
@@ -205,7 +205,7 @@ pub(crate) async fn command(
         };
         let Translation { namespace, name, cards, policy, .. } = &translation;
         if args.apply {
-            let quotas = Api::<ResourceQuota>::namespaced(args.cluster.client().await?, namespace);
+            let quotas = Api::<ResourceQuota>::namespaced(args.cluster.reach.client().await?, namespace);
             // Not forced: limits on shares set by others stay.
             let params = PatchParams { dry_run: args.change.dry_run, ..PatchParams::apply(MANAGER) };
             let patched = quotas.patch(name, &params, &Patch::Apply(translation.manifest())).await;
@@ -215,7 +215,10 @@ pub(crate) async fn command(
             [namespace, name, &cards.to_string(), &translation.shown(), policy].map(String::clone).to_vec(),
         );
         items.push(translation.manifest());
-        if args.output != Output::Yaml {
+        if args.output == ObjectOutput::Name {
+            writeln!(out, "resourcequota/{name}")?;
+        }
+        if args.output != ObjectOutput::Yaml {
             continue;
         }
         if args.apply {
@@ -232,13 +235,17 @@ pub(crate) async fn command(
         }
     }
     match args.output {
-        Output::Table => {
+        ObjectOutput::Table => {
             let titles = ["NAMESPACE", "QUOTA", "CARDS", "SHARES", "POLICY"];
-            rows.insert(0, titles.map(|title| paint(HEAD, title)).to_vec());
+            if !args.no_headers {
+                rows.insert(0, titles.map(|title| paint(HEAD, title)).to_vec());
+            }
             out.write_all(columns(&rows).as_bytes())?;
         }
-        Output::Json => writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))?,
-        Output::Yaml => {}
+        ObjectOutput::Json => {
+            writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))?
+        }
+        ObjectOutput::Yaml | ObjectOutput::Name => {}
     }
     Ok(exit)
 }

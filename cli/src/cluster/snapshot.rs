@@ -118,6 +118,14 @@ impl Snapshot {
         Ok(Self { shadows, pods: all(client).await?, unreadable, ..Self::default() })
     }
 
+    /// Only GPUShadows and policies.
+    pub(crate) async fn of_status(client: &Client) -> anyhow::Result<Self> {
+        let mut snapshot = Self::default();
+        snapshot.shadows = readable(client, &mut snapshot.unreadable).await?;
+        snapshot.migrations = readable(client, &mut snapshot.unreadable).await?;
+        Ok(snapshot)
+    }
+
     /// What allocations depend on: GPUShadows, pods and DaemonSets.
     pub(crate) async fn of_allocations(client: &Client) -> anyhow::Result<Self> {
         Ok(Self { daemon_sets: all(client).await?, ..Self::of_cards(client).await? })

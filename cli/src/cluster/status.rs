@@ -1,16 +1,21 @@
-//! `gpu-migrate status`: cards and their holders by node, and the progress of each project. Pure.
+//! `gpu-migrate status`: cards and their holders by node, and the progress of each project.
 
-use super::{Answer, Output, Snapshot, columns};
+use super::screen::{self, Scroll, Size, View, fitted};
+use super::{Answer, Output, Snapshot, columns, runtime};
 use crate::args::{StatusArgs, StatusOutput};
 use crate::exit::Exit;
-use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, blocks, counted, paint};
+use crate::style::{ADDED, FAINT, HEAD, PLACE, REMOVED, WARNING, blocks, counted, fit, paint};
+use crossterm::event::KeyCode;
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow, HolderStatus};
 use gpu_migrate_model::names::GROUP;
+use gpu_migrate_model::text::and_more;
 use gpu_migrate_model::units::Cores;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Write};
+use std::time::Duration;
 
 const LEGEND: &str =
     "· free   L legacy   45 cores shared   down unhealthy   cord cordoned   both two kinds of holders";
@@ -30,6 +35,68 @@ impl From<StatusOutput> for Output {
     }
 }
 
+/// Between two looks of `--watch`.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Once, or until q or Ctrl-C.
+pub(crate) fn command(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let cluster = &args.cluster;
+    if !cluster.from.is_empty() {
+        return Ok(status(&cluster.snapshot_of_files()?, args).write(args.output.into(), out)?);
+    }
+    runtime(async {
+        let client = cluster.reach.client().await?;
+        let drawn = matches!(args.output, StatusOutput::Table | StatusOutput::Wide);
+        if args.watch && drawn && std::io::stdout().is_terminal() {
+            let mut watched = Watched { args, scroll: Scroll::default() };
+            return screen::run(INTERVAL, async || Snapshot::of_status(&client).await, &mut watched, out)
+                .await;
+        }
+        let mut last = Vec::new();
+        loop {
+            let mut text = Vec::new();
+            let exit =
+                status(&Snapshot::of_status(&client).await?, args).write(args.output.into(), &mut text)?;
+            if text != last {
+                if args.output == StatusOutput::Yaml && !last.is_empty() {
+                    writeln!(out, "---")?;
+                }
+                out.write_all(&text)?;
+                out.flush()?;
+                last = text;
+            }
+            if !args.watch {
+                return Ok(exit);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                _ = tokio::signal::ctrl_c() => return Ok(exit),
+            }
+        }
+    })
+}
+
+/// `--watch` on a terminal.
+struct Watched<'a> {
+    args: &'a StatusArgs,
+    scroll: Scroll,
+}
+
+impl View<Snapshot> for Watched<'_> {
+    fn title(&self) -> String {
+        format!("every {INTERVAL:?}: q quit, ↑↓ scroll")
+    }
+
+    fn draw(&mut self, snapshot: &Snapshot, window: Size) -> String {
+        fitted(&fit(&status(snapshot, self.args).text, Some(window.0)), window, &mut self.scroll)
+    }
+
+    fn press(&mut self, key: KeyCode, (_, height): Size) {
+        self.scroll.press(key, height.saturating_sub(3));
+    }
+}
+
+/// Pure.
 pub(crate) fn status(snapshot: &Snapshot, args: &StatusArgs) -> Answer {
     let node = args.node.as_deref();
     if let Some(name) = node
@@ -70,7 +137,9 @@ pub(crate) fn status(snapshot: &Snapshot, args: &StatusArgs) -> Answer {
         "nodes": shadows.iter().map(|s| json!({"name": s.name_any(), "status": s.status})).collect::<Vec<Value>>(),
         "projects": snapshot.migrations.iter().map(|m| json!({"name": m.name_any(), "project": m.spec.project, "mode": m.settings().mode, "status": m.status})).collect::<Vec<Value>>(),
     });
-    Answer { text, value, exit: Exit::Done }
+    // Neither a node agent nor a policy: the wrong cluster, or none of ours.
+    let is_empty = snapshot.shadows.is_empty() && snapshot.migrations.is_empty();
+    Answer { text, value, exit: if is_empty { Exit::No } else { Exit::Done } }
 }
 
 fn cards(shadow: &GPUShadow) -> &[CardStatus] {
@@ -122,7 +191,7 @@ fn summary(shadows: &[&GPUShadow], titles: bool) -> String {
         let shown = odd.get(..ODD).unwrap_or(&odd);
         text += &format!("\n{}:\n{}", counted(odd.len(), "node") + " to look at", map(shown, titles));
         if odd.len() > shown.len() {
-            text += &format!("and {} more\n", odd.len() - shown.len());
+            text += &format!("{}\n", and_more(odd.len() - shown.len()).trim_start());
         }
     }
     text + &paint(FAINT, &format!("{}; each of them: -o wide\n", counted(shadows.len(), "node")))

@@ -171,7 +171,7 @@ fn is_translated(quota: &ResourceQuota) -> bool {
 }
 
 pub(crate) async fn uninstall(args: &UninstallArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let client = args.cluster.client().await?;
+    let client = args.reach.client().await?;
     if args.check {
         let obstacles = obstacles(&Snapshot::of_allocations(&client).await?);
         let (text, exit) = match obstacles.as_slice() {

@@ -1,10 +1,14 @@
 //! `gpu-migrate top`: what is requested and used by node, container or project; pending pods.
 
+mod table;
+
+use super::screen::{self, Scroll, Size, View, fitted};
 use super::usage::Usage;
-use super::{Answer, Output, Snapshot, columns, runtime};
+use super::{Answer, Output, Snapshot, runtime};
 use crate::args::{TopArgs, TopBy, TopSort};
 use crate::exit::Exit;
-use crate::style::{ADDED, FAINT, HEAD, PLACE, WARNING, paint};
+use crate::style::{WARNING, paint};
+use crossterm::event::KeyCode;
 use gpu_migrate_model::ask::{PodAsk, PodKind};
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUShadow};
@@ -18,13 +22,10 @@ use kube::{Client, ResourceExt as _};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Read as _, Write};
+use std::io::{IsTerminal as _, Write};
 use std::time::Duration;
+use table::{Part, holder_table, node_table, project_table, waiting_table};
 
-/// Cursor home and clear below: lines are overwritten without flicker.
-const HOME: &str = "\x1b[H\x1b[J";
-/// No pod's name is made shorter than this.
-const NARROWEST: usize = 12;
 /// Pods that are shown however small the window is.
 const FEWEST: usize = 3;
 
@@ -172,6 +173,8 @@ fn holders(snapshot: &Snapshot, usage: &Usage, sort: TopSort) -> Vec<Holder> {
     let mut all: Vec<Holder> = Vec::new();
     for shadow in &snapshot.shadows {
         let node = shadow.name_any();
+        // Pods of other nodes are others.
+        let begin = all.len();
         let on_node = usage.nodes.get(&node).map(|of_node| of_node.cards.as_slice()).unwrap_or_default();
         for (index, card) in (0..).zip(cards(shadow)) {
             for holder in &card.holders {
@@ -183,9 +186,8 @@ fn holders(snapshot: &Snapshot, usage: &Usage, sort: TopSort) -> Vec<Holder> {
                 let legacy = holder.cores.is_none() && holder.blocks.is_none();
                 let cores = if legacy { Cores::CARD.0 } else { holder.cores.unwrap_or_default().0 };
                 let mib = u64::from(holder.blocks.unwrap_or_default().0) * MIB_PER_BLOCK;
-                let same = all
-                    .iter_mut()
-                    .find(|one| one.pod == pod && one.container == holder.container && one.node == node);
+                let mut of_node = all.iter_mut().skip(begin);
+                let same = of_node.find(|one| one.pod == pod && one.container == holder.container);
                 match same {
                     Some(one) => {
                         one.cards.push(index);
@@ -289,293 +291,189 @@ fn waiting(snapshot: &Snapshot) -> Vec<Waiting> {
     asking.collect()
 }
 
-fn percent(part: u64, whole: u64) -> String {
-    (part * 100).checked_div(whole).map_or_else(|| "-".to_owned(), |percent| format!("{percent}%"))
-}
-
-fn gib(mib: u64) -> String {
-    format!("{:.1} GiB", mib as f64 / 1024.0)
-}
-
-/// As `kubectl top` calls them: of all cards of a node.
-const USED: [&str; 2] = ["GPU%", "MEMORY%"];
-/// The same of a container: percent of one card, and memory.
-const USED_OF_ONE: [&str; 2] = ["GPU%", "USED"];
-
-fn head(titles: &[&str]) -> Vec<String> {
-    titles.iter().map(|title| paint(HEAD, title)).collect()
-}
-
-fn used_of_one(used: Option<Used>) -> [String; 2] {
-    used.map_or(["-".to_owned(), "-".to_owned()], |used| [format!("{}%", used.percent), gib(used.memory_mib)])
-}
-
-fn node_table(nodes: &[NodeUse]) -> String {
-    let known = nodes.iter().any(|node| node.used.is_some());
-    let mut titles = vec!["NODE", "CARDS", "FREE", "LEGACY", "SHARED", "OTHER", "CORES", "SHARED MEMORY"];
-    titles.extend(known.then_some(USED).into_iter().flatten());
-    let mut rows = vec![head(&titles)];
-    let mut sum = NodeUse { node: "all".into(), ..NodeUse::default() };
-    let row = |node: &NodeUse| {
-        let some =
-            |count: u32, style| if count == 0 { "0".to_owned() } else { paint(style, &count.to_string()) };
-        let memory = if node.of_mib == 0 {
-            "-".to_owned()
-        } else {
-            format!("{} of {}", percent(node.shared_mib, node.of_mib), gib(node.of_mib))
-        };
-        let mut row = vec![
-            node.node.clone(),
-            node.cards.to_string(),
-            some(node.free, ADDED),
-            some(node.legacy, PLACE),
-            node.shared.to_string(),
-            some(node.other, WARNING),
-            percent(u64::from(node.cores), u64::from(node.cards) * u64::from(Cores::CARD.0)),
-            memory,
-        ];
-        if known {
-            row.extend(node.used.map_or(["-".to_owned(), "-".to_owned()], |used| {
-                [
-                    percent(used.percent.into(), u64::from(node.cards) * 100),
-                    percent(used.memory_mib, used.of_mib),
-                ]
-            }));
-        }
-        row
-    };
-    for node in nodes {
-        rows.push(row(node));
-        sum.cards += node.cards;
-        sum.free += node.free;
-        sum.legacy += node.legacy;
-        sum.shared += node.shared;
-        sum.other += node.other;
-        sum.cores += node.cores;
-        sum.shared_mib += node.shared_mib;
-        sum.of_mib += node.of_mib;
-        if let Some(used) = node.used {
-            let before = sum.used.unwrap_or_default();
-            sum.used = Some(CardsUsed {
-                percent: before.percent + used.percent,
-                memory_mib: before.memory_mib + used.memory_mib,
-                of_mib: before.of_mib + used.of_mib,
-            });
-        }
-    }
-    if nodes.len() > 1 {
-        rows.push(row(&sum));
-    }
-    columns(&rows)
-}
-
-fn holder_table(holders: &[Holder], limit: usize, width: usize) -> String {
-    let text = holder_rows(holders, limit, usize::MAX);
-    let longest = text.lines().map(visible).max().unwrap_or(0);
-    if longest <= width {
-        return text;
-    }
-    // Names give way: the amounts are what one looks for.
-    let name = holders.iter().take(limit).map(|holder| holder.pod.chars().count()).max().unwrap_or(0);
-    holder_rows(holders, limit, name.saturating_sub(longest - width).max(NARROWEST))
-}
-
-fn visible(line: &str) -> usize {
-    anstream::adapter::strip_str(line).to_string().chars().count()
-}
-
-/// Beginning and end of a name that is too long.
-fn shortened(name: &str, width: usize) -> String {
-    let signs = name.chars().collect::<Vec<_>>();
-    if signs.len() <= width {
-        return name.to_owned();
-    }
-    let (begin, end) = (width / 2, width - width / 2 - 1);
-    signs[..begin].iter().chain(&['…']).chain(&signs[signs.len() - end..]).collect()
-}
-
-/// A text that fits a window: lines cut at its width, and the last ones left out.
-fn fitted(text: &str, (width, height): (usize, usize)) -> String {
-    let lines = text.lines().collect::<Vec<_>>();
-    let shown = if lines.len() > height { &lines[..height.saturating_sub(1)] } else { &lines[..] };
-    let mut out = shown.iter().map(|line| cut(line, width)).collect::<Vec<_>>().join("\n");
-    if shown.len() < lines.len() {
-        out += &format!("\n{}", paint(FAINT, &format!("and {} more lines", lines.len() - shown.len())));
-    }
-    out
-}
-
-/// A line of at most `width` signs, with its colours.
-fn cut(line: &str, width: usize) -> String {
-    if visible(line) <= width {
-        return line.to_owned();
-    }
-    let (mut out, mut signs, mut escape) = (String::new(), 0, false);
-    for sign in line.chars() {
-        escape = escape || sign == '\x1b';
-        if escape || signs + 1 < width {
-            out.push(sign);
-            signs += usize::from(!escape);
-        }
-        escape = escape && sign != 'm';
-    }
-    out + "…"
-}
-
-fn holder_rows(holders: &[Holder], limit: usize, name: usize) -> String {
-    let known = holders.iter().any(|holder| holder.used.is_some());
-    let mut titles = vec!["POD", "CONTAINER", "NODE", "CARDS", "CORES", "MEMORY"];
-    titles.extend(known.then_some(USED_OF_ONE).into_iter().flatten());
-    let mut rows = vec![head(&titles)];
-    rows.extend(holders.iter().take(limit).map(|holder| {
-        let cards = holder.cards.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let memory = if holder.legacy { "all".to_owned() } else { gib(holder.mib) };
-        let cores = if holder.legacy {
-            paint(PLACE, &format!("{} (legacy)", holder.cores))
-        } else {
-            holder.cores.to_string()
-        };
-        let mut row = vec![
-            shortened(&holder.pod, name),
-            holder.container.clone(),
-            holder.node.clone(),
-            cards,
-            cores,
-            memory,
-        ];
-        row.extend(known.then(|| used_of_one(holder.used)).into_iter().flatten());
-        row
-    }));
-    let mut text = columns(&rows);
-    if holders.len() > limit {
-        text += &paint(FAINT, &format!("and {} more (--limit)\n", holders.len() - limit));
-    }
-    text
-}
-
-fn project_table(projects: &[Project], limit: usize) -> String {
-    let known = projects.iter().any(|project| project.used.is_some());
-    let mut titles = vec!["PROJECT", "CONTAINERS", "LEGACY CARDS", "CORES", "SHARED MEMORY"];
-    titles.extend(known.then_some(USED_OF_ONE).into_iter().flatten());
-    let mut rows = vec![head(&titles)];
-    rows.extend(projects.iter().take(limit).map(|project| {
-        let name = if project.project.is_empty() { "(none)" } else { &project.project };
-        let mut row = vec![
-            name.to_owned(),
-            project.containers.to_string(),
-            project.legacy_cards.to_string(),
-            project.cores.to_string(),
-            gib(project.shared_mib),
-        ];
-        row.extend(known.then(|| used_of_one(project.used)).into_iter().flatten());
-        row
-    }));
-    columns(&rows)
-}
-
 /// What `top` shows, and how.
-#[derive(Clone, Copy)]
-struct View {
+#[derive(Clone)]
+struct Shown {
     by: TopBy,
     sort: TopSort,
-    limit: usize,
+    /// Pods of this namespace alone.
+    namespace: Option<String>,
+    /// Pods in whose names, node or project this is.
+    filter: String,
+    /// Rows of the second table and of waiting pods.
+    part: Part,
+    nodes: usize,
     width: usize,
+    titles: bool,
+}
+
+impl Shown {
+    fn of(args: &TopArgs) -> Self {
+        Self {
+            by: args.by,
+            sort: args.sort,
+            namespace: args.namespace.clone(),
+            filter: args.filter.clone().unwrap_or_default(),
+            part: Part { first: 0, most: args.limit },
+            nodes: usize::MAX,
+            width: usize::MAX,
+            titles: !args.no_headers,
+        }
+    }
+
+    /// Whether a pod, `namespace/name`, is shown; `also` is where else the text of the filter may be.
+    fn shows(&self, pod: &str, also: &[&str]) -> bool {
+        let in_namespace =
+            |namespace: &String| pod.split_once('/').is_some_and(|(of_pod, _)| of_pod == namespace);
+        self.namespace.as_ref().is_none_or(in_namespace)
+            && also.iter().chain([&pod]).any(|text| text.contains(&self.filter))
+    }
 }
 
 /// What `top` shows of a cluster.
-fn top(snapshot: &Snapshot, usage: &Usage, view: View) -> Answer {
-    let limit = view.limit;
-    let shown = snapshot.shadows.iter().filter(|s| !cards(s).is_empty());
-    let mut nodes = shown.map(|shadow| node_use(shadow, usage)).collect::<Vec<_>>();
-    nodes.sort_by(|a, b| a.node.cmp(&b.node));
-    let (holders, waiting) = (holders(snapshot, usage, view.sort), waiting(snapshot));
-    let projects = projects(&holders, view.sort);
-    let value = json!({"nodes": nodes, "holders": holders, "projects": projects, "waiting": waiting});
-    let mut text = if nodes.is_empty() {
-        "No node reports its cards: is the node agent running? (kubectl get gpushadows)\n".to_owned()
-    } else {
-        node_table(&nodes)
-    };
-    if !holders.is_empty() {
-        text += "\n";
-        text += &match view.by {
-            TopBy::Container => holder_table(&holders, limit, view.width),
-            TopBy::Project => project_table(&projects, limit),
-        };
-    }
-    if let Some(missing) = &usage.missing {
-        text += &format!("\n{}\n", paint(WARNING, missing));
-    }
-    if !waiting.is_empty() {
-        let mut rows = vec![["WAITING", "ASKS FOR", "WHY"].map(|title| paint(HEAD, title)).to_vec()];
-        rows.extend(
-            waiting.iter().take(limit).map(|one| vec![one.pod.clone(), one.asks.clone(), one.why.clone()]),
-        );
-        text += &format!("\n{}", columns(&rows));
-    }
-    Answer { text, value, exit: Exit::Done }
+struct Top {
+    nodes: Vec<NodeUse>,
+    holders: Vec<Holder>,
+    projects: Vec<Project>,
+    waiting: Vec<Waiting>,
 }
 
-/// Once into a pipe or a file, otherwise repeatedly until Ctrl-C.
+impl Top {
+    fn of(snapshot: &Snapshot, usage: &Usage, shown: &Shown) -> Self {
+        let reporting = snapshot.shadows.iter().filter(|s| !cards(s).is_empty());
+        let mut nodes = reporting.map(|shadow| node_use(shadow, usage)).collect::<Vec<_>>();
+        nodes.sort_by(|a, b| a.node.cmp(&b.node));
+        let mut holders = holders(snapshot, usage, shown.sort);
+        holders.retain(|one| shown.shows(&one.pod, &[&one.container, &one.node, &one.project]));
+        let mut waiting = waiting(snapshot);
+        waiting.retain(|one| shown.shows(&one.pod, &[]));
+        Self { nodes, projects: projects(&holders, shown.sort), holders, waiting }
+    }
+
+    /// Rows of the second table.
+    fn rows(&self, by: TopBy) -> usize {
+        match by {
+            TopBy::Container => self.holders.len(),
+            TopBy::Project => self.projects.len(),
+        }
+    }
+
+    fn text(&self, missing: Option<&str>, shown: &Shown) -> String {
+        let (part, titles) = (shown.part, shown.titles);
+        let mut text = if self.nodes.is_empty() {
+            "No node reports its cards: is the node agent running? (kubectl get gpushadows)\n".to_owned()
+        } else {
+            node_table(&self.nodes, shown.nodes, titles)
+        };
+        if !self.holders.is_empty() {
+            text += "\n";
+            text += &match shown.by {
+                TopBy::Container => holder_table(&self.holders, part, shown.width, titles),
+                TopBy::Project => project_table(&self.projects, part, titles),
+            };
+        }
+        if let Some(missing) = missing {
+            text += &format!("\n{}\n", paint(WARNING, missing));
+        }
+        if !self.waiting.is_empty() {
+            let part = Part { first: 0, ..part };
+            text += &format!("\n{}", waiting_table(&self.waiting, part, titles));
+        }
+        text
+    }
+
+    fn answer(&self, missing: Option<&str>, shown: &Shown) -> Answer {
+        let value = json!({"nodes": self.nodes, "holders": self.holders, "projects": self.projects, "waiting": self.waiting});
+        Answer { text: self.text(missing, shown), value, exit: Exit::Done }
+    }
+}
+
+/// Once into a pipe or a file, otherwise repeatedly until q or Ctrl-C.
 pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let look = &args.look;
     let live = !args.once
         && look.cluster.from.is_empty()
         && look.output == Output::Table
         && std::io::stdout().is_terminal();
-    let view = View { by: args.by, sort: args.sort, limit: args.limit, width: usize::MAX };
+    let shown = Shown::of(args);
     if !live {
         let (snapshot, usage) = runtime(async {
             match look.cluster.from.is_empty() {
-                true => read(&look.cluster.client().await?).await,
-                false => Ok((look.cluster.snapshot().await?, Usage::default())),
+                true => read(&look.cluster.reach.client().await?).await,
+                false => Ok((look.cluster.snapshot_of_files()?, Usage::default())),
             }
         })?;
-        return Ok(top(&snapshot, &usage, view).write(look.output, out)?);
+        let top = Top::of(&snapshot, &usage, &shown);
+        return Ok(top.answer(usage.missing.as_deref(), &shown).write(look.output, out)?);
     }
     runtime(async {
-        let client = look.cluster.client().await?;
-        let mut keys = Keys::start()?;
-        let mut failed = None;
-        loop {
-            match read(&client).await {
-                Ok((snapshot, usage)) => {
-                    let size = terminal_size::terminal_size();
-                    let size: (usize, usize) =
-                        size.map_or((80, 24), |(width, height)| (width.0.into(), height.0.into()));
-                    let head = format!("every {} s, q to quit", args.interval);
-                    let view = View { width: size.0, ..view };
-                    let text = page(&snapshot, &usage, view, size.1.saturating_sub(2));
-                    let text = format!("{}\n\n{text}", paint(FAINT, &head));
-                    write!(out, "{HOME}{}", text.replace('\n', "\r\n"))?;
-                    failed = None;
-                }
-                // One failed refresh is tolerated, two in a row are not.
-                Err(error) if failed.is_none() => {
-                    write!(out, "\r\n{}", paint(WARNING, &format!("{error:#}; retrying")))?;
-                    failed = Some(());
-                }
-                Err(error) => return Err(error),
-            }
-            out.flush()?;
-            tokio::select! {
-                () = tokio::time::sleep(Duration::from_secs(args.interval)) => {}
-                () = keys.quit() => break,
-                _ = tokio::signal::ctrl_c() => break,
-            }
-        }
-        drop(keys);
-        writeln!(out)?;
-        Ok(Exit::Done)
+        let client = look.cluster.reach.client().await?;
+        let interval = Duration::from_secs(args.interval);
+        let mut live = Live { shown, interval, scroll: Scroll::default(), typing: false };
+        screen::run(interval, async || read(&client).await, &mut live, out).await
     })
 }
 
-/// What fits a window: as many pods as leave room for nodes and waiting pods.
-fn page(snapshot: &Snapshot, usage: &Usage, view: View, height: usize) -> String {
-    let text = |limit| top(snapshot, usage, View { limit, ..view }).text;
-    let too_long = text(view.limit).lines().count().saturating_sub(height);
-    let limit = view.limit.saturating_sub(too_long + usize::from(too_long > 0)).max(FEWEST);
-    fitted(&text(limit), (view.width, height))
+/// `top` on a screen, and what keys make of it.
+struct Live {
+    shown: Shown,
+    interval: Duration,
+    scroll: Scroll,
+    /// Keys go into the filter.
+    typing: bool,
+}
+
+impl View<(Snapshot, Usage)> for Live {
+    fn title(&self) -> String {
+        let Shown { sort, filter, .. } = &self.shown;
+        if self.typing {
+            return format!("show pods with: {filter}▏ (Enter; Escape shows all)");
+        }
+        let filter = if filter.is_empty() { String::new() } else { format!(" ({filter})") };
+        let sort = format!("{sort:?}").to_lowercase();
+        format!(
+            "every {:?}: q quit, ↑↓ scroll, s sort ({sort}), p by project, / filter{filter}",
+            self.interval
+        )
+    }
+
+    /// As many pods as leave room for nodes and waiting pods.
+    fn draw(&mut self, (snapshot, usage): &(Snapshot, Usage), (width, height): Size) -> String {
+        let (mut shown, missing) = (self.shown.clone(), usage.missing.as_deref());
+        let top = Top::of(snapshot, usage, &shown);
+        shown.width = width;
+        shown.nodes = (height / 3).max(FEWEST);
+        let limit = shown.part.most;
+        let too_long = top.text(missing, &shown).lines().count().saturating_sub(height);
+        shown.part.most = limit.saturating_sub(too_long + usize::from(too_long > 0)).max(FEWEST);
+        shown.part.first = self.scroll.first(top.rows(shown.by), shown.part.most);
+        fitted(&top.text(missing, &shown), (width, height), &mut Scroll::default())
+    }
+
+    fn press(&mut self, key: KeyCode, (_, height): Size) {
+        let Shown { by, sort, filter, .. } = &mut self.shown;
+        match key {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => (self.typing, *filter) = (false, String::new()),
+            KeyCode::Backspace if self.typing => _ = filter.pop(),
+            KeyCode::Char(sign) if self.typing => filter.push(sign),
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('s') => *sort = next(*sort),
+            KeyCode::Char('p') => *by = next(*by),
+            key => self.scroll.press(key, height / 2),
+        }
+    }
+
+    fn is_typing(&self) -> bool {
+        self.typing
+    }
+}
+
+/// The value behind this one, and behind the last the first.
+fn next<T: clap::ValueEnum + PartialEq>(value: T) -> T {
+    let all = T::value_variants();
+    let at = all.iter().position(|one| *one == value).unwrap_or_default();
+    all.get(at + 1).or(all.first()).cloned().unwrap_or(value)
 }
 
 /// The cluster, and what the node agents say.
@@ -589,44 +487,6 @@ async fn read(client: &Client) -> anyhow::Result<(Snapshot, Usage)> {
         .unwrap_or_default();
     let usage = Usage::of_agents(client, &snapshot).await;
     Ok((snapshot, usage))
-}
-
-/// Keys that are pressed, while the terminal hands them over one by one.
-struct Keys(tokio::sync::mpsc::Receiver<u8>);
-
-impl Keys {
-    fn start() -> std::io::Result<Self> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        if std::io::stdin().is_terminal() {
-            crossterm::terminal::enable_raw_mode()?;
-            // It ends with the process: nothing interrupts a read of a terminal.
-            std::thread::spawn(move || {
-                let mut bytes = std::io::stdin().lock().bytes();
-                while let Some(Ok(key)) = bytes.next()
-                    && sender.blocking_send(key).is_ok()
-                {}
-            });
-        }
-        Ok(Self(receiver))
-    }
-
-    /// Until q, Escape or Ctrl-C, which is no signal meanwhile.
-    async fn quit(&mut self) {
-        loop {
-            match self.0.recv().await {
-                Some(b'q' | 0x03 | 0x1b) => return,
-                Some(_) => {}
-                None => std::future::pending().await,
-            }
-        }
-    }
-}
-
-impl Drop for Keys {
-    fn drop(&mut self) {
-        // Where it was not set this does nothing.
-        let _ = crossterm::terminal::disable_raw_mode();
-    }
 }
 
 #[cfg(test)]
@@ -653,20 +513,11 @@ mod tests {
             holder("a-team-with-a-long-name/a-workload-with-a-very-long-name-5c7d9f8b6d-x2x4z"),
             holder("a/b"),
         ];
-        let text = anstream::adapter::strip_str(&holder_table(&holders, 9, 80)).to_string();
+        let text = anstream::adapter::strip_str(&holder_table(&holders, ALL, 80, true)).to_string();
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.lines().skip(1).all(|line| line.ends_with("3.0 GiB")), "{text}");
         assert!(text.contains("a-team-with") && text.contains("…") && text.contains("x2x4z"), "{text}");
-        assert!(!holder_table(&holders, 9, 200).contains('…'));
-    }
-
-    #[test]
-    fn what_does_not_fit_is_counted_and_colours_end() {
-        let text = format!("{}\nb\nc\nd", paint(WARNING, "a-line-that-is-long"));
-        let out = fitted(&text, (8, 3));
-        assert_eq!(anstream::adapter::strip_str(&out).to_string(), "a-line-…\nb\nand 2 more lines");
-        assert!(out.lines().next().unwrap().contains("\x1b[0m"), "{out:?}");
-        assert_eq!(fitted("a\nb", (8, 3)), "a\nb");
+        assert!(!holder_table(&holders, ALL, 200, true).contains('…'));
     }
 
     fn cluster() -> Snapshot {
@@ -695,9 +546,17 @@ mod tests {
         Usage { nodes: [("gpu-01".to_owned(), serde_json::from_value(node).unwrap())].into(), missing }
     }
 
+    const ALL: Part = Part { first: 0, most: 9 };
+
+    fn everything(by: TopBy, sort: TopSort) -> Shown {
+        let (namespace, filter) = (None, String::new());
+        Shown { by, sort, namespace, filter, part: ALL, nodes: usize::MAX, width: usize::MAX, titles: true }
+    }
+
     fn shown(by: TopBy, sort: TopSort) -> String {
-        let view = View { by, sort, limit: 9, width: usize::MAX };
-        anstream::adapter::strip_str(&top(&cluster(), &usage(), view).text).to_string()
+        let (usage, shown) = (usage(), everything(by, sort));
+        let text = Top::of(&cluster(), &usage, &shown).text(usage.missing.as_deref(), &shown);
+        anstream::adapter::strip_str(&text).to_string()
     }
 
     #[test]
@@ -734,5 +593,81 @@ mod tests {
         ] {
             assert_eq!(holders(&cluster(), &usage(), sort)[0].pod, first, "{sort:?}");
         }
+    }
+
+    #[test]
+    fn pods_are_shown_by_namespace_and_by_any_text_of_their_row() {
+        let cluster = cluster();
+        for (namespace, filter, expected) in [
+            (None, "", vec!["ns/big", "ns/small"]),
+            (None, "sma", vec!["ns/small"]),
+            (None, "vision", vec!["ns/big"]),
+            (None, "gpu-01", vec!["ns/big", "ns/small"]),
+            (Some("ns"), "big", vec!["ns/big"]),
+            (Some("n"), "", vec![]),
+        ] {
+            let mut shown = everything(TopBy::Container, TopSort::Cores);
+            (shown.namespace, shown.filter) = (namespace.map(str::to_owned), filter.to_owned());
+            let top = Top::of(&cluster, &usage(), &shown);
+            let pods = top.holders.iter().map(|holder| holder.pod.as_str()).collect::<Vec<_>>();
+            assert_eq!(pods, expected, "{namespace:?} {filter:?}");
+            assert_eq!(top.projects.len(), expected.len());
+        }
+    }
+
+    #[test]
+    fn keys_sort_change_the_rows_filter_and_scroll() {
+        let seen = (cluster(), usage());
+        let shown = everything(TopBy::Container, TopSort::Cores);
+        let mut live =
+            Live { shown, interval: Duration::from_secs(2), scroll: Scroll::default(), typing: false };
+        let mut press = |keys: &[KeyCode]| {
+            keys.iter().for_each(|key| live.press(*key, (80, 24)));
+            let text = format!("{}\n{}", live.title(), live.draw(&seen, (80, 24)));
+            anstream::adapter::strip_str(&text).to_string()
+        };
+        let first = |text: &str| {
+            let rows =
+                text.lines().skip_while(|line| !line.starts_with("POD") && !line.starts_with("PROJECT"));
+            rows.skip(1).find_map(|line| line.split(' ').next().map(str::to_owned)).unwrap_or_default()
+        };
+        let screen = press(&[]);
+        assert_eq!(first(&screen), "ns/big", "{screen}");
+        let screen = press(&[KeyCode::Char('s')]);
+        assert!(first(&screen) == "ns/small" && screen.contains("sort (used)"), "{screen}");
+        let screen = press(&[KeyCode::Char('p')]);
+        assert_eq!(first(&screen), "search", "{screen}");
+        let screen = press(&[KeyCode::Char('p'), KeyCode::Char('/'), KeyCode::Char('b'), KeyCode::Char('x')]);
+        assert!(screen.starts_with("show pods with: bx") && !screen.contains("ns/"), "{screen}");
+        let screen = press(&[KeyCode::Backspace, KeyCode::Enter, KeyCode::Char('s')]);
+        assert!(first(&screen) == "ns/big" && screen.contains("/ filter (b)"), "{screen}");
+        assert!(!screen.contains("ns/small"), "{screen}");
+        let screen = press(&[KeyCode::Char('/'), KeyCode::Esc]);
+        assert!(screen.contains("ns/small"), "{screen}");
+    }
+
+    /// A thousand nodes and a hundred pods in 24 lines: some of each, and the rest by scrolling.
+    #[test]
+    fn a_large_cluster_fits_a_small_window() {
+        let one = cluster();
+        let mut large = Snapshot::default();
+        for number in 0..1000 {
+            let mut shadow = one.shadows[0].clone();
+            shadow.metadata.name = Some(format!("gpu-{number:04}"));
+            large.shadows.push(shadow);
+        }
+        let seen = (large, Usage::default());
+        let shown =
+            Shown { part: Part { first: 0, most: 20 }, ..everything(TopBy::Container, TopSort::Cores) };
+        let mut live =
+            Live { shown, interval: Duration::from_secs(2), scroll: Scroll::default(), typing: false };
+        let draw =
+            |live: &mut Live| anstream::adapter::strip_str(&live.draw(&seen, (80, 22))).to_string();
+        let screen = draw(&mut live);
+        assert!(screen.lines().count() <= 22 && screen.contains("all 1000"), "{screen}");
+        assert!(screen.contains("\n1 to 9 and 1991 more (--limit)"), "{screen}");
+        live.press(KeyCode::End, (80, 22));
+        let screen = draw(&mut live);
+        assert!(screen.contains("\n1992 to 2000 (--limit)"), "{screen}");
     }
 }
