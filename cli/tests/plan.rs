@@ -457,7 +457,7 @@ fn the_summary_ends_with_each_projects_cards_before_and_after() {
     vision: not counted, because the number of pods is not in the object: DaemonSet vision/probe
     ");
     let (_, bare, _) = run(&["plan", "-o", "summary", "--no-headers", "-f", "-"], &text.concat());
-    assert!(!bare.contains("PROJECT ") && bare.contains("\nsearch   2     3 "), "{bare}");
+    assert!(!bare.contains("PROJECT ") && bare.contains("\nsearch  2  3 "), "{bare}");
     let (_, json, summary) = run(&["plan", "-o", "json", "-f", "-"], &text.concat());
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(

@@ -661,8 +661,7 @@ mod tests {
             Shown { part: Part { first: 0, most: 20 }, ..everything(TopBy::Container, TopSort::Cores) };
         let mut live =
             Live { shown, interval: Duration::from_secs(2), scroll: Scroll::default(), typing: false };
-        let draw =
-            |live: &mut Live| anstream::adapter::strip_str(&live.draw(&seen, (80, 22))).to_string();
+        let draw = |live: &mut Live| anstream::adapter::strip_str(&live.draw(&seen, (80, 22))).to_string();
         let screen = draw(&mut live);
         assert!(screen.lines().count() <= 22 && screen.contains("all 1000"), "{screen}");
         assert!(screen.contains("\n1 to 9 and 1991 more (--limit)"), "{screen}");
