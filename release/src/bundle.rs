@@ -1,5 +1,5 @@
 //! All files of a release, apart from the images: the command line as an archive and as a plugin of kubectl, the packaged chart,
-//! the manifests, the bill of materials, the notes, and the checksums of all.
+//! the manifests, the bill of materials, the notes, the provenance, and the checksums of all.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
@@ -7,15 +7,22 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     debian,
-    images::{Source, architecture},
+    images::{Built, COMPONENTS, Source, architecture},
     notices::{Dependency, bill_of_materials},
     oci::{Entry, Layer, Tree, digest},
+    provenance::Statement,
+    signed::Files,
 };
 
 /// Where releases are downloaded from.
 const DOWNLOADS: &str = "https://github.com/gpu-migrate/gpu-migrate/releases/download";
 
-/// A release's files by name; images that are given are among the checksums.
+/// The checksums of all files, as `sha256sum --check` reads them.
+pub const SUMS: &str = "SHA256SUMS";
+/// What the release was made of, and by whom: a [`Statement`].
+pub const PROVENANCE: &str = "provenance.json";
+
+/// A release's files by name, the images given to it included. `builder` is a URI for who runs this and where.
 ///
 /// # Errors
 /// If a file of the checkout or the program `gpu-migrate` cannot be read, or the CHANGELOG says nothing about the version.
@@ -23,8 +30,9 @@ pub fn files(
     source: &Source,
     checkout: &Path,
     dependencies: &[Dependency],
-    images: &BTreeMap<String, Vec<u8>>,
-) -> Result<BTreeMap<String, Vec<u8>>> {
+    images: Vec<Built>,
+    builder: &str,
+) -> Result<Files> {
     let version = &source.tag;
     let program = read(&source.programs.join("gpu-migrate"))?;
     let architecture = architecture(&program).context("cannot use gpu-migrate")?;
@@ -42,7 +50,7 @@ pub fn files(
     let archive_name = format!("gpu-migrate-{version}-linux-{architecture}.tar.gz");
     let krew = krew(version, architecture, &archive_name, &sha256(archive.gzip()));
     let changes = String::from_utf8(read(&checkout.join("CHANGELOG.md"))?)?;
-    let packages = debian::versions(&source.packages, architecture)?;
+    let packages = debian::packages(&source.packages, architecture)?;
     let bill = bill_of_materials(version, source.created, dependencies, &packages);
     let mut files = BTreeMap::from([
         (format!("gpu-migrate-{version}.cdx.json"), format!("{bill:#}\n").into_bytes()),
@@ -52,12 +60,28 @@ pub fn files(
         ("install.yaml".into(), read(&checkout.join("deploy/install.yaml"))?),
         ("RELEASE_NOTES.md".into(), notes(&changes, version)?.into_bytes()),
     ]);
+    let image_digests = images.iter().map(|image| (image.name.clone(), image.layout.digest.clone()));
+    let subjects = image_digests.collect::<BTreeMap<_, _>>();
+    files.extend(images.into_iter().map(|image| (image.file(), image.layout.tar)));
+    let subjects = digests(&files).into_iter().chain(subjects).collect();
+    let programs = COMPONENTS.map(|component| component.program.to_owned());
+    let programs = programs.into_iter().map(|program| {
+        let content = read(&source.programs.join(&program))?;
+        Ok((program, digest(&content)))
+    });
+    let programs = programs.collect::<Result<_>>()?;
+    let statement = Statement::new(source, builder, &subjects, &programs, &packages);
+    files.insert(PROVENANCE.into(), format!("{}\n", serde_json::to_string_pretty(&statement)?).into_bytes());
     let mut sums = String::new();
-    for (name, content) in files.iter().chain(images).collect::<BTreeMap<_, _>>() {
-        let _ = writeln!(sums, "{}  {name}", sha256(content));
+    for (name, digest) in digests(&files) {
+        let _ = writeln!(sums, "{}  {name}", digest.trim_start_matches("sha256:"));
     }
-    files.insert("SHA256SUMS".into(), sums.into_bytes());
+    files.insert(SUMS.into(), sums.into_bytes());
     Ok(files)
+}
+
+fn digests(files: &Files) -> BTreeMap<String, String> {
+    files.iter().map(|(name, content)| (name.clone(), digest(content))).collect()
 }
 
 /// The chart as `helm package` makes it, and the same bytes each time.

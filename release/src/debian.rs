@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use jiff::Timestamp;
 
-use crate::oci::{Entry, Layer, Tree};
+use crate::oci::{Entry, Layer, Tree, digest};
 
 /// What the root file system consists of. `libgcc-s1`: unwinding, which Rust's standard library links to.
 pub const PACKAGES: [&str; 4] = ["base-files", "ca-certificates", "libc6", "libgcc-s1"];
@@ -47,18 +47,38 @@ pub fn root(folder: &Path, architecture: &str, created: Timestamp) -> Result<Lay
     Layer::new(&bundle_certificates(tree), created)
 }
 
-/// The packages of [`root`] with their versions.
+/// A package of [`root`].
+#[derive(Clone, Debug)]
+pub struct Package {
+    pub name: &'static str,
+    pub version: String,
+    /// Of its file.
+    pub digest: String,
+}
+
+impl Package {
+    /// Its package URL, by which scanners know it.
+    #[must_use]
+    pub fn purl(&self) -> String {
+        format!("pkg:deb/debian/{}@{}", self.name, self.version.replace('+', "%2B").replace('~', "%7E"))
+    }
+}
+
+/// The packages of [`root`].
 ///
 /// # Errors
 /// As those of [`root`].
-pub fn versions(folder: &Path, architecture: &str) -> Result<Vec<(&'static str, String)>> {
-    let version = |package| {
-        let control = dpkg_deb(&["--field"], &package_file(folder, package, architecture)?)?;
+pub fn packages(folder: &Path, architecture: &str) -> Result<Vec<Package>> {
+    let package = |name| {
+        let file = package_file(folder, name, architecture)?;
+        let control = dpkg_deb(&["--field"], &file)?;
         let control = String::from_utf8_lossy(&control).into_owned();
         let version = control.lines().find_map(|line| line.strip_prefix("Version: "));
-        Ok((package, version.with_context(|| format!("{package} has no version"))?.to_owned()))
+        let version = version.with_context(|| format!("{name} has no version"))?.to_owned();
+        let content = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(Package { name, version, digest: digest(&content) })
     };
-    PACKAGES.into_iter().map(version).collect()
+    PACKAGES.into_iter().map(package).collect()
 }
 
 fn text(content: String) -> Entry {

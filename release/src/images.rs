@@ -81,6 +81,15 @@ pub struct Built {
     pub layout: Layout,
 }
 
+impl Built {
+    /// The name of its file in a release.
+    #[must_use]
+    pub fn file(&self) -> String {
+        let name = self.name.rsplit('/').next().unwrap_or(&self.name);
+        format!("{}-{}.tar", name.replace(':', "-"), self.architecture)
+    }
+}
+
 impl Source {
     /// Builds all images. The same programs, packages and values give the same bytes.
     ///

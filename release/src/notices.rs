@@ -12,6 +12,8 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::debian::Package;
+
 /// The packages whose programs are given away.
 const PROGRAMS: [&str; 5] = [
     "gpu-migrate-admission-ext",
@@ -122,13 +124,13 @@ pub fn text(dependencies: &[Dependency]) -> Result<String> {
     Ok(notices)
 }
 
-/// A bill of materials in CycloneDX 1.5: the crates in our programs and the Debian packages (name and version) in our images.
+/// A bill of materials in CycloneDX 1.5: the crates in our programs and the Debian packages in our images.
 #[must_use]
 pub fn bill_of_materials(
     version: &str,
     created: Timestamp,
     dependencies: &[Dependency],
-    packages: &[(&str, String)],
+    packages: &[Package],
 ) -> Value {
     let crates = dependencies.iter().map(|Dependency { name, version, licence, .. }| {
         // Older packages separate alternatives by a slash.
@@ -138,8 +140,8 @@ pub fn bill_of_materials(
             "purl": format!("pkg:cargo/{name}@{version}"), "licenses": [{"expression": expression}],
         })
     });
-    let debian = packages.iter().map(|(name, version)| {
-        let purl = format!("pkg:deb/debian/{name}@{}", version.replace('+', "%2B").replace('~', "%7E"));
+    let debian = packages.iter().map(|package| {
+        let (Package { name, version, .. }, purl) = (package, package.purl());
         json!({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
     });
     json!({
@@ -179,8 +181,8 @@ mod tests {
     fn the_crates_in_our_programs_are_named_and_those_of_tests_are_not() {
         let all = dependencies(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
         let notices = text(&all).unwrap();
-        let bill =
-            bill_of_materials("1.0.0", Timestamp::UNIX_EPOCH, &all, &[("libc6", "2.36-9+deb12u1".into())]);
+        let package = Package { name: "libc6", version: "2.36-9+deb12u1".into(), digest: String::new() };
+        let bill = bill_of_materials("1.0.0", Timestamp::UNIX_EPOCH, &all, &[package]);
         for (name, is_in) in
             [("rustls", true), ("kube", true), ("proptest", false), ("gpu-migrate-model", false)]
         {
