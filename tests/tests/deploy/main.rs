@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
 
+mod values;
+
 use clap::Parser as _;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_operator::nodes::daemonsets::{Role, roles};
@@ -9,7 +11,7 @@ use gpu_migrate_operator::nodes::templates::{Component, Templates, daemon_set};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
@@ -205,11 +207,18 @@ fn the_extender_is_never_ignorable_and_sees_both_kinds() {
 /// The scheduler beside the extender has the version of the cluster, unless another is named.
 #[test]
 fn the_scheduler_has_the_version_of_the_cluster() {
-    for (values, version) in [(&[][..], "v1.33.0"), (&["extender.scheduler.version=v1.32.9"][..], "v1.32.9")]
-    {
-        let Some(rendered) = rendered(values) else { return };
-        let scheduler = &containers(&rendered)["scheduler"];
-        assert_eq!(scheduler["image"], format!("registry.k8s.io/kube-scheduler:{version}"));
+    for (kubernetes, values, version) in [
+        ("v1.33.0", &[][..], "v1.33.0"),
+        ("v1.33.0", &["extender.scheduler.version=v1.32.9"], "v1.32.9"),
+        // Of k3s, GKE, EKS and TKE.
+        ("v1.33.1+k3s1", &[], "v1.33.1"),
+        ("v1.33.4-gke.1234000", &[], "v1.33.4"),
+        ("v1.32.9-eks-113cf36", &[], "v1.32.9"),
+        ("v1.30.0-tke.5", &[], "v1.30.0"),
+    ] {
+        let Some(rendered) = template(kubernetes, &sets(values)) else { return };
+        let image = format!("image: registry.k8s.io/kube-scheduler:{version}\n");
+        assert!(rendered.contains(&image), "{kubernetes} {values:?}");
     }
 }
 
@@ -281,7 +290,7 @@ fn components_are_spread_and_fenced() {
     }
 }
 
-/// Renders the chart without its hooks; `None` without helm, which is counted as skipped.
+/// Renders the chart without its hooks; `None` without helm.
 fn rendered(values: &[&str]) -> Option<Vec<Value>> {
     let objects = rendered_with_hooks(values)?;
     Some(objects.into_iter().filter(|object| hook(object).is_none()).collect())
@@ -293,20 +302,34 @@ fn hook(object: &Value) -> Option<&str> {
 }
 
 fn rendered_with_hooks(values: &[&str]) -> Option<Vec<Value>> {
+    Some(serde_saphyr::from_multiple(&template("1.33.0", &sets(values))?).unwrap())
+}
+
+/// Values as arguments of helm.
+fn sets<'a>(values: &[&'a str]) -> Vec<&'a str> {
+    values.iter().flat_map(|value| ["--set", value]).collect()
+}
+
+/// What helm prints of the chart for a version of Kubernetes.
+fn template(kubernetes: &str, arguments: &[&str]) -> Option<String> {
+    let output = helm(kubernetes, arguments)?;
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// Calls helm; `None` without it, which is counted as skipped.
+fn helm(kubernetes: &str, arguments: &[&str]) -> Option<Output> {
     let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
-    let chart = deploy().join("chart/gpu-migrate");
     let mut command = Command::new(&helm);
-    command.args(["template", "gpu-migrate"]).arg(chart);
-    command.args(["--namespace", "gpu-migrate-system", "--kube-version", "1.33.0"]);
-    let output = match command.args(values.iter().flat_map(|value| ["--set", value])).output() {
-        Ok(output) => output,
+    command.args(["template", "gpu-migrate"]).arg(deploy().join("chart/gpu-migrate"));
+    command.args(["--namespace", "gpu-migrate-system", "--kube-version", kubernetes]).args(arguments);
+    match command.output() {
+        Ok(output) => Some(output),
         Err(error) => {
             gpu_migrate_tests::skipped(&format!("{helm}: {error} (install helm or set HELM)"));
-            return None;
+            None
         }
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(serde_saphyr::from_multiple(std::str::from_utf8(&output.stdout).unwrap()).unwrap())
+    }
 }
 
 fn by_name(objects: &[Value]) -> BTreeMap<String, Value> {
@@ -342,41 +365,6 @@ fn install_yaml_is_the_base_and_the_crds() {
     assert_eq!(install.iter().filter(|object| object.is_object()).count(), all.len(), "an object twice");
     assert_eq!(by_name(&install), by_name(&all), "run deploy/render.sh");
     assert_eq!(install[0]["kind"], "Namespace", "others are in it");
-}
-
-/// Whether helm accepts these values; `None` without helm.
-fn is_accepted(values: &[&str]) -> Option<bool> {
-    let helm = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
-    let mut command = Command::new(&helm);
-    command.args(["template", "gpu-migrate"]).arg(deploy().join("chart/gpu-migrate"));
-    match command.args(values.iter().flat_map(|value| ["--set", value])).output() {
-        Ok(output) => Some(output.status.success()),
-        Err(error) => {
-            gpu_migrate_tests::skipped(&format!("{helm}: {error} (install helm or set HELM)"));
-            None
-        }
-    }
-}
-
-#[test]
-fn unknown_values_are_refused() {
-    /// Every object of the chart's values by its path; those whose keys are the user's are left out.
-    fn objects(path: &str, value: &Value, found: &mut Vec<String>) {
-        let users = ["nodeSelector", "extraLabels", "labels", "driverInstallers", "requests", "limits"];
-        if let Some(object) = value.as_object()
-            && !users.iter().any(|name| path.ends_with(&format!("{name}.")))
-        {
-            found.push(path.to_owned());
-            object.iter().for_each(|(key, value)| objects(&format!("{path}{key}."), value, found));
-        }
-    }
-    let mut all = Vec::new();
-    objects("", &read("chart/gpu-migrate/values.yaml").remove(0), &mut all);
-    assert!(all.contains(&"extender.scheduler.resources.".to_owned()), "{all:?}");
-    for path in all {
-        let Some(accepted) = is_accepted(&[&format!("{path}noSuchValue=1")]) else { return };
-        assert!(!accepted, "{path}noSuchValue is accepted");
-    }
 }
 
 /// All pods that the chart leads to with some values, those of the operator's templates included, by name.
@@ -416,84 +404,6 @@ fn the_status_page_comes_with_its_rights_and_only_where_it_is_asked_for() {
             .contains(&"--status-bind=127.0.0.1:9406");
         assert_eq!(args, enabled);
     }
-}
-
-#[test]
-fn registries_and_pull_secrets_are_values() {
-    let Some(pods) = pods_with(&[
-        "image.registry=mirror.example/ours",
-        "image.pullSecrets[0].name=mirror",
-        "extender.scheduler.image=mirror.example/kube-scheduler",
-        "nvidiaPlugin.image=mirror.example/plugin:1",
-        "dcgmExporter.image=mirror.example/dcgm:1",
-    ]) else {
-        return;
-    };
-    for (name, pod) in pods {
-        assert_eq!(pod["spec"]["imagePullSecrets"], serde_json::json!([{"name": "mirror"}]), "{name}");
-        for container in pod["spec"]["containers"].as_array().unwrap() {
-            let image = container["image"].as_str().unwrap();
-            assert!(image.starts_with("mirror.example/"), "{name}: {image}");
-        }
-    }
-}
-
-#[test]
-fn priority_classes_are_values() {
-    let Some(pods) = pods_with(&[]) else { return };
-    assert_eq!(pods["gpu-migrate-webhook"]["spec"]["priorityClassName"], "system-cluster-critical");
-    assert_eq!(pods["gpu-migrate-bridge"]["spec"]["priorityClassName"], "system-node-critical");
-    let Some(pods) = pods_with(&["priorityClassName=", "bridge.priorityClassName=ours"]) else { return };
-    for (name, pod) in pods {
-        let class = &pod["spec"]["priorityClassName"];
-        let on_node = name.contains("bridge") || name.contains("nvidia");
-        assert_eq!(class.as_str(), on_node.then_some("ours"), "{name}");
-    }
-}
-
-#[test]
-fn labels_and_node_selectors_are_values() {
-    let Some(rendered) = rendered(&["extraLabels.team=infra"]) else { return };
-    for object in &rendered {
-        assert_eq!(
-            object["metadata"]["labels"]["team"], "infra",
-            "{} {}",
-            object["kind"], object["metadata"]["name"]
-        );
-        let selected = object.pointer("/spec/selector/matchLabels/team");
-        assert!(selected.is_none(), "a selector cannot be changed by an upgrade: {object}");
-    }
-    let Some(pods) = pods_with(&[
-        "extraLabels.team=infra",
-        "webhook.nodeSelector.role=a",
-        "extender.nodeSelector.role=a",
-        "operator.nodeSelector.role=a",
-        "bridge.nodeSelector.role=a",
-    ]) else {
-        return;
-    };
-    for (name, pod) in pods {
-        assert_eq!(pod["metadata"]["labels"]["team"], "infra", "{name}");
-        if !name.contains("nvidia") && !name.contains("dcgm") {
-            assert_eq!(pod["spec"]["nodeSelector"]["role"], "a", "{name}");
-        }
-    }
-}
-
-/// A replica more than there are nodes could not be rolled: an old one gives its port up first.
-#[test]
-fn the_webhook_can_be_on_the_hosts_network() {
-    let Some(rendered) = rendered(&["webhook.hostNetwork=true", "webhook.port=10443"]) else { return };
-    let webhook =
-        of_kind(&rendered, "Deployment").into_iter().find(|d| d["metadata"]["name"] == "gpu-migrate-webhook");
-    let spec = &webhook.unwrap()["spec"];
-    assert_eq!(spec["strategy"]["rollingUpdate"], serde_json::json!({"maxUnavailable": 1, "maxSurge": 0}));
-    let pod = &spec["template"]["spec"];
-    assert_eq!(
-        (pod["hostNetwork"].as_bool(), pod["dnsPolicy"].as_str()),
-        (Some(true), Some("ClusterFirstWithHostNet"))
-    );
-    assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], 10443);
 }
 
 /// What Artifact Hub shows is what is installed.
