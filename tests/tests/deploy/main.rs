@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
 
+mod platforms;
 mod values;
 
 use clap::Parser as _;
