@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource as api;
 
 use crate::ledger::Phase;
@@ -15,7 +15,7 @@ use crate::names::Dialect;
 use crate::quantity::{Quantity, QuantityError};
 use crate::units::{Blocks, Cores};
 use crate::view::json::{Amount, Map};
-use crate::view::{ContainerView, ExtendedResources, ResourcesView, SpecView};
+use crate::view::{ContainerView, CountedResources, ResourcesView, SpecView};
 
 /// What kind of container it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,16 +261,27 @@ impl PodAsk {
     /// container with the sidecars started before it (KEP-753, `resource.PodRequests`).
     #[must_use]
     pub fn effective(&self) -> Demand {
-        let (mut sidecars, mut running, mut peak) = (Demand::NONE, Demand::NONE, Demand::NONE);
-        for container in &self.containers {
-            match container.kind {
-                ContainerKind::Init => peak = peak.max(sidecars.plus(container.demand)),
-                ContainerKind::Sidecar => sidecars = sidecars.plus(container.demand),
-                ContainerKind::App => running = running.plus(container.demand),
-            }
-        }
-        peak.max(sidecars).max(running.plus(sidecars))
+        let containers = self.containers.iter().map(|container| (container.kind, container.demand));
+        reserved(containers, Demand::NONE, Demand::plus, Demand::max)
     }
+}
+
+/// See [`PodAsk::effective`]; of any amounts.
+pub(crate) fn reserved<T: Copy>(
+    containers: impl Iterator<Item = (ContainerKind, T)>,
+    none: T,
+    plus: impl Fn(T, T) -> T,
+    max: impl Fn(T, T) -> T,
+) -> T {
+    let (mut sidecars, mut running, mut peak) = (none, none, none);
+    for (kind, amount) in containers {
+        match kind {
+            ContainerKind::Init => peak = max(peak, plus(sidecars, amount)),
+            ContainerKind::Sidecar => sidecars = plus(sidecars, amount),
+            ContainerKind::App => running = plus(running, amount),
+        }
+    }
+    max(max(peak, sidecars), plus(running, sidecars))
 }
 
 impl fmt::Display for Demand {
@@ -300,20 +311,23 @@ fn amounts_of<R>(container: &ContainerView<'_, R>, dialect: &Dialect) -> Result<
 }
 
 /// The part of a typed spec that says what the pod asks for.
-fn view_of(spec: &PodSpec) -> SpecView<'_> {
-    fn amounts(map: Option<&BTreeMap<String, api::Quantity>>) -> Map<'_, Amount<'_>, ExtendedResources> {
+pub(crate) fn view_of(spec: &PodSpec) -> SpecView<'_> {
+    fn amounts(map: Option<&BTreeMap<String, api::Quantity>>) -> Map<'_, Amount<'_>, CountedResources> {
         let amounts = map.into_iter().flatten();
         amounts.map(|(name, quantity)| (name.as_str(), quantity.0.as_str().into())).collect()
+    }
+    fn resources(resources: &ResourceRequirements) -> ResourcesView<'_> {
+        ResourcesView {
+            limits: amounts(resources.limits.as_ref()),
+            requests: amounts(resources.requests.as_ref()),
+            claims: None,
+        }
     }
     fn container(container: &Container) -> ContainerView<'_> {
         ContainerView {
             name: container.name.as_str().into(),
             restart_policy: container.restart_policy.as_deref().map(Into::into),
-            resources: container.resources.as_ref().map(|resources| ResourcesView {
-                limits: amounts(resources.limits.as_ref()),
-                requests: amounts(resources.requests.as_ref()),
-                claims: None,
-            }),
+            resources: container.resources.as_ref().map(resources),
             env: None,
             env_from: None,
         }
@@ -321,6 +335,8 @@ fn view_of(spec: &PodSpec) -> SpecView<'_> {
     SpecView {
         containers: Some(spec.containers.iter().map(container).collect()),
         init_containers: Some(spec.init_containers.iter().flatten().map(container).collect()),
+        resources: spec.resources.as_ref().map(resources),
+        overhead: amounts(spec.overhead.as_ref()),
         ..SpecView::default()
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use gpu_migrate_model::annotation::is_of_choice;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::view::json::{Amount, Map, Text};
-use gpu_migrate_model::view::{ExtendedResources, Place};
+use gpu_migrate_model::view::{CountedResources, Place};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -334,7 +334,7 @@ impl<'p, 'a> PatchBuilder<'p, 'a> {
 /// Exchanges the resources in the limits or the requests of a container; returns what they were.
 fn exchange<'p>(
     patch: &mut PatchText,
-    (at, field, map): ([&str; 2], &str, &'p Map<'_, Amount<'_>, ExtendedResources>),
+    (at, field, map): ([&str; 2], &str, &'p Map<'_, Amount<'_>, CountedResources>),
     to: &'p Conversions<'p>,
 ) -> Former<'p> {
     let path = |name| ["spec", at[0], at[1], "resources", field, name];

@@ -14,10 +14,10 @@ use gpu_migrate_model::ledger::{Hold, HolderId, Ledger, Phase};
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::footprint;
 use gpu_migrate_model::quantity::Quantity;
+use gpu_migrate_model::score::{HostResources, Resources};
 use gpu_migrate_model::topology::{LinkLevel, Topology, Tree};
 use gpu_migrate_model::units::{CardIndex, Cores};
-use gpu_migrate_model::view::ExtendedResources;
-use gpu_migrate_model::view::json::{Amount, Map};
+use gpu_migrate_model::view::json::Map;
 
 use super::pod::{Cards, PodFacts, cards_of};
 use crate::wire::node::NodeView;
@@ -32,6 +32,8 @@ pub struct NodeFacts {
     /// vcuda cores, blocks and legacy cards that the node has.
     pub capacity: Amounts,
     pub allocatable: Amounts,
+    /// CPU and memory that its pods can get.
+    pub host: HostResources,
 }
 
 /// Amounts of the three resources.
@@ -43,7 +45,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    fn read(map: &Map<'_, Amount<'_>, ExtendedResources>, dialect: &Dialect) -> Self {
+    fn read(map: &Resources<'_>, dialect: &Dialect) -> Self {
         let amount = |resource: &str| {
             let whole = map
                 .get(resource)
@@ -86,6 +88,7 @@ impl NodeFacts {
                 .collect(),
             capacity: Amounts::read(&node.status.capacity, dialect),
             allocatable: Amounts::read(&node.status.allocatable, dialect),
+            host: HostResources::read(&node.status.allocatable, HostResources::UNLIMITED),
         }
     }
 

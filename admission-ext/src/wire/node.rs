@@ -3,8 +3,9 @@
 use std::fmt;
 
 use gpu_migrate_model::into_owned;
-use gpu_migrate_model::view::json::{Amount, Map, Text};
-use gpu_migrate_model::view::{ExtendedResources, MetaView, Watchable};
+use gpu_migrate_model::score::Resources;
+use gpu_migrate_model::view::json::Text;
+use gpu_migrate_model::view::{MetaView, Watchable};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -18,14 +19,14 @@ pub struct NodeView<'a> {
     pub status: NodeStatus<'a>,
 }
 
-/// Status of a Node: the extended resources only.
+/// Status of a Node: its resources only.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus<'a> {
     #[serde(borrow)]
-    pub capacity: Map<'a, Amount<'a>, ExtendedResources>,
+    pub capacity: Resources<'a>,
     #[serde(borrow)]
-    pub allocatable: Map<'a, Amount<'a>, ExtendedResources>,
+    pub allocatable: Resources<'a>,
 }
 
 into_owned!(NodeView { metadata, status });

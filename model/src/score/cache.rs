@@ -1,15 +1,15 @@
 //! What a scorer cached, until the node changes. A bind changes one node, so that the next decision over the whole cluster costs
 //! a look-up per node and one score.
 //!
-//! Nodes with the same cards left have the same [`Scorer::base`], in whatever order their cards are. Where CPU and memory are not
-//! looked at, there are few such states, and what each is worth is remembered too: a shape that comes for the first time costs a look-up
-//! for each card that it could go to.
+//! Nodes with the same CPU, memory and cards left have the same [`Scorer::base`], in whatever order their cards are. What each such state
+//! is worth is remembered too: where CPU and memory are not looked at, or rounded, there are few, and a shape that comes for the first
+//! time mostly costs a look-up for each card that it could go to.
 
 use std::collections::HashMap;
 
 use ahash::RandomState;
 
-use super::{Choice, FreeCapacity, HostResources, Scorer, Shape};
+use super::{Choice, FreeCapacity, Scorer, Shape};
 
 /// Shapes that are remembered. When another comes, all are forgotten.
 const SHAPES: usize = 256;
@@ -42,9 +42,6 @@ struct States {
 
 impl States {
     fn base(&mut self, scorer: &Scorer, capacity: &FreeCapacity) -> f64 {
-        if capacity.host != HostResources::UNLIMITED {
-            return scorer.base(capacity);
-        }
         let mut sorted = capacity.clone();
         sorted.cards.sort_unstable();
         if self.bases.len() >= STATES {
@@ -111,7 +108,7 @@ impl Row<'_> {
             self.cached.resize(node + 1, None);
         }
         let (scorer, states) = (self.scorer, &mut *self.states);
-        let choice = capacity().filter(|capacity| capacity.fits(&self.shape)).and_then(|capacity| {
+        let choice = capacity().filter(|capacity| capacity.has_cards_for(&self.shape)).and_then(|capacity| {
             let base = match self.bases[node] {
                 Some((known, base)) if known == version => base,
                 _ => states.base(scorer, &capacity),

@@ -3,6 +3,7 @@
 //! These are views, a few bytes per card. Whether a pod may be placed is [`crate::place`]'s to say; scores only compare
 //! places, and so never choose a card that the shape does not fit on.
 
+use super::host::HostResources;
 use crate::ask::{Demand, PodAsk, PodKind};
 use crate::card::CardView;
 use crate::units::{Blocks, CardIndex, Cores};
@@ -33,40 +34,6 @@ impl ModelSet {
     #[must_use]
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
-    }
-}
-
-/// CPU and memory: what a node has left, or what a request needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostResources {
-    /// Thousandths of a CPU core.
-    pub cpu_milli: u32,
-    /// Main memory in MiB.
-    pub memory_mib: u32,
-}
-
-impl HostResources {
-    /// Needs nothing.
-    pub const NONE: Self = Self { cpu_milli: 0, memory_mib: 0 };
-    /// Of a node whose CPU and memory are not looked at: never used up.
-    pub const UNLIMITED: Self = Self { cpu_milli: u32::MAX, memory_mib: u32::MAX };
-
-    /// Whether `need` is left.
-    #[must_use]
-    pub const fn has(self, need: Self) -> bool {
-        self.cpu_milli >= need.cpu_milli && self.memory_mib >= need.memory_mib
-    }
-
-    /// What is left after `need` was taken; [`HostResources::UNLIMITED`] stays ample.
-    #[must_use]
-    pub const fn less(self, need: Self) -> Self {
-        if self.cpu_milli == u32::MAX && self.memory_mib == u32::MAX {
-            return self;
-        }
-        Self {
-            cpu_milli: self.cpu_milli.saturating_sub(need.cpu_milli),
-            memory_mib: self.memory_mib.saturating_sub(need.memory_mib),
-        }
     }
 }
 
@@ -157,15 +124,18 @@ impl FreeCapacity {
     /// Whether the shape fits.
     #[must_use]
     pub fn fits(&self, shape: &Shape) -> bool {
-        let serving = || self.cards.iter().filter(|card| card.serves(shape.request, shape.models)).count();
-        self.host.has(shape.host)
-            && match shape.request {
-                CardRequest::Nothing => true,
-                CardRequest::Share { .. } => {
-                    self.cards.iter().any(|card| card.serves(shape.request, shape.models))
-                }
-                CardRequest::Cards { count, .. } => serving() >= count as usize,
-            }
+        self.host.has(shape.host) && self.has_cards_for(shape)
+    }
+
+    /// Whether the shape fits on the cards.
+    #[must_use]
+    pub fn has_cards_for(&self, shape: &Shape) -> bool {
+        let mut serving = self.cards.iter().filter(|card| card.serves(shape.request, shape.models));
+        match shape.request {
+            CardRequest::Nothing => true,
+            CardRequest::Share { .. } => serving.next().is_some(),
+            CardRequest::Cards { count, .. } => serving.count() >= count as usize,
+        }
     }
 
     /// Cores left on all cards together.

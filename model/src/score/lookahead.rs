@@ -30,8 +30,9 @@
 //! at 90 %: without [`KEEP`] requests for 8 cards are refused early, without [`NAMED`] those that name a model, without [`OPTIONS`] large
 //! shares, without [`PLAIN`] whatever needs CPU.
 
-use super::capacity::{CardFreeCapacity, CardRequest, FreeCapacity, HostResources, ModelSet, Shape};
+use super::capacity::{CardFreeCapacity, CardRequest, FreeCapacity, ModelSet, Shape};
 use super::fragment::Fragmentation;
+use super::host::HostResources;
 use super::mix::Mix;
 
 /// How many futures are played.
@@ -149,12 +150,12 @@ fn named(asking: &[(Shape, f64)], fleet: &[FreeCapacity]) -> Vec<Named> {
 
 /// Whether the fleet has less CPU or memory than is asked for together with all its cores.
 fn is_host_scarce(parts: &[(Shape, f64)], fleet: &[FreeCapacity]) -> bool {
-    if fleet.iter().any(|capacity| capacity.host == HostResources::UNLIMITED) {
-        return false;
-    }
     let all_cores: f64 = fleet.iter().map(|capacity| f64::from(capacity.cores())).sum();
     let requests = all_cores / parts.iter().map(cores).sum::<f64>();
     let scarce = |of: fn(HostResources) -> u32| {
+        if fleet.iter().any(|capacity| of(capacity.host) == u32::MAX) {
+            return false;
+        }
         let asked: f64 = parts.iter().map(|(shape, part)| part * f64::from(of(shape.host))).sum();
         asked * requests > fleet.iter().map(|capacity| f64::from(of(capacity.host))).sum()
     };

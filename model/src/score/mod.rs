@@ -13,6 +13,7 @@
 
 mod cache;
 mod capacity;
+mod host;
 mod mix;
 mod pack;
 
@@ -22,8 +23,9 @@ pub mod lookahead;
 mod testing;
 
 pub use cache::ScoreCache;
-pub use capacity::{CardFreeCapacity, CardRequest, FreeCapacity, HostResources, ModelSet, Shape};
+pub use capacity::{CardFreeCapacity, CardRequest, FreeCapacity, ModelSet, Shape};
 pub use fragment::Fragmentation;
+pub use host::{HostResources, Resources};
 pub use lookahead::LookaheadScorer;
 pub use mix::Mix;
 
@@ -94,7 +96,8 @@ impl Scorer {
         }
     }
 
-    /// The best place for a shape on a node; `None` if it does not fit.
+    /// The best place for a shape on a node; `None` if it does not fit on the cards. Whether CPU and memory are enough is the
+    /// caller's to say, who may know them better: where they are not, none of them is left afterwards.
     #[must_use]
     pub fn choose(&self, capacity: &FreeCapacity, shape: &Shape) -> Option<Choice> {
         self.choose_by(|capacity| self.base(capacity), self.base(capacity), capacity, shape)
@@ -108,7 +111,7 @@ impl Scorer {
         capacity: &FreeCapacity,
         shape: &Shape,
     ) -> Option<Choice> {
-        if !capacity.fits(shape) {
+        if !capacity.has_cards_for(shape) {
             return None;
         }
         let mut at = |card: Option<CardIndex>| {

@@ -1,6 +1,6 @@
 //! Scores that only count what is left.
 
-use super::capacity::{FreeCapacity, HostResources};
+use super::capacity::FreeCapacity;
 
 /// CPU of the largest node that the published best fit knows; it is what CPU is weighed by.
 const LARGEST_CPU_MILLI: f64 = 128_000.0;
@@ -21,7 +21,7 @@ pub(super) fn spread(before: &FreeCapacity) -> f64 {
 /// Best fit as in the FGD paper's artifact (`plugin/best_fit_score.go`): the least CPU and compute left afterwards, each as a part
 /// of the largest node's, half and half.
 pub(super) fn best_fit(after: &FreeCapacity) -> f64 {
-    let cpu = if after.host == HostResources::UNLIMITED {
+    let cpu = if after.host.cpu_milli == u32::MAX {
         0.0
     } else {
         f64::from(after.host.cpu_milli) / LARGEST_CPU_MILLI

@@ -1,6 +1,7 @@
 //! Rooms and shapes for tests.
 
-use super::capacity::{CardFreeCapacity, CardRequest, FreeCapacity, HostResources, ModelSet, Shape};
+use super::capacity::{CardFreeCapacity, CardRequest, FreeCapacity, ModelSet, Shape};
+use super::host::HostResources;
 use crate::units::{Blocks, Cores};
 
 /// A node with so many cores left on each card, and CPU and memory to spare.

@@ -143,9 +143,9 @@ proptest! {
         for order in ORDERS {
             let scorer = Scorer::new(order, &mix, &[]);
             match scorer.choose(&capacity, &shape) {
-                None => prop_assert!(!capacity.fits(&shape)),
+                None => prop_assert!(!capacity.has_cards_for(&shape)),
                 Some(choice) => {
-                    prop_assert!(capacity.fits(&shape));
+                    prop_assert!(capacity.has_cards_for(&shape));
                     prop_assert!(choice.score.is_finite());
                     let is_share = matches!(shape.request, CardRequest::Share { .. });
                     prop_assert_eq!(choice.card.is_some(), is_share);

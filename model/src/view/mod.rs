@@ -9,7 +9,7 @@ mod pod;
 mod watched;
 
 pub use pod::{
-    ConditionView, ContainerStateView, ContainerStatusView, ContainerView, ExtendedResources, GateView,
+    ConditionView, ContainerStateView, ContainerStatusView, ContainerView, CountedResources, GateView,
     KnownAnnotations, MetaView, OwnerView, Place, PodView, ResourcesView, SpecView, StatusView, WatchedPod,
 };
 pub use watched::{Watchable, Watched};

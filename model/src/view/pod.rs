@@ -97,6 +97,12 @@ pub struct SpecView<'a, R = IgnoredAny> {
     /// Handler of the container runtime.
     #[serde(borrow)]
     pub runtime_class_name: Option<Text<'a>>,
+    /// Of the pod as a whole.
+    #[serde(borrow)]
+    pub resources: Option<ResourcesView<'a>>,
+    /// Of its RuntimeClass, beside what containers request.
+    #[serde(borrow, default)]
+    pub overhead: Map<'a, Amount<'a>, CountedResources>,
     /// Labels that its node must have.
     #[serde(borrow)]
     pub node_selector: Option<Map<'a, Text<'a>>>,
@@ -215,16 +221,16 @@ pub struct ContainerView<'a, R = IgnoredAny> {
     pub env_from: Option<R>,
 }
 
-/// Limits and requests of a container: the extended resources only.
+/// Limits and requests of a container or a pod: those that [`CountedResources`] keeps.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ResourcesView<'a> {
     /// For extended resources these equal the requests.
     #[serde(borrow)]
-    pub limits: Map<'a, Amount<'a>, ExtendedResources>,
+    pub limits: Map<'a, Amount<'a>, CountedResources>,
     /// May be absent: limits are their default.
     #[serde(borrow)]
-    pub requests: Map<'a, Amount<'a>, ExtendedResources>,
+    pub requests: Map<'a, Amount<'a>, CountedResources>,
     /// Claims of dynamic resource allocation: such a container gets its devices another way.
     pub claims: Option<Vec<IgnoredAny>>,
 }
@@ -248,14 +254,18 @@ impl Keys for KnownAnnotations {
     }
 }
 
-/// Keeps what has a domain: `nvidia.com/gpu`, not `cpu`. The dialect is configuration, so its names are not known here.
+/// Keeps CPU, memory and what has a domain, such as `nvidia.com/gpu`. The dialect is configuration, so its names are not known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExtendedResources {}
+pub enum CountedResources {}
 
-impl Keys for ExtendedResources {
+impl Keys for CountedResources {
     fn keep(key: &str) -> bool {
-        key.contains('/')
+        is_extended(key) || ["cpu", "memory"].contains(&key)
     }
+}
+
+fn is_extended(resource: &str) -> bool {
+    resource.contains('/')
 }
 
 impl MetaView<'_> {
@@ -375,7 +385,8 @@ impl<'a, R> ContainerView<'a, R> {
     /// Names of all extended resources in limits and requests; one that is in both comes twice.
     pub fn resource_names(&self) -> impl Iterator<Item = &str> {
         let resources = self.resources.iter();
-        resources.flat_map(|r| r.limits.iter().chain(r.requests.iter())).map(|(name, _)| name)
+        let all = resources.flat_map(|r| r.limits.iter().chain(r.requests.iter())).map(|(name, _)| name);
+        all.filter(|name| is_extended(name))
     }
 }
 
@@ -413,6 +424,8 @@ into_owned!(SpecView {
     node_name,
     scheduler_name,
     runtime_class_name,
+    resources,
+    overhead,
     node_selector,
     priority,
     termination_grace_period_seconds,

@@ -12,7 +12,7 @@ use gpu_migrate_model::quantity::Quantity as Amount;
 use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::target::Target;
 use gpu_migrate_model::units::{Blocks, CardIndex, Cores};
-use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Taint};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
@@ -270,7 +270,7 @@ impl Template {
             Err(wrong) => (PodAsk::default(), Some(wrong)),
         };
         let system = others(&mut ask, &spec, pod.metadata.annotations.as_ref());
-        let host = reserved(&spec);
+        let host = HostResources::requested_by(&spec);
         // Its containers have been looked at.
         let (node_selector, affinity, tolerations) = (spec.node_selector, spec.affinity, spec.tolerations);
         let spec = PodSpec { node_selector, affinity, tolerations, ..PodSpec::default() };
@@ -331,42 +331,6 @@ fn workload(metadata: &ObjectMeta) -> String {
         ("ReplicaSet", Some(name)) => format!("Deployment/{name}"),
         (kind, _) => format!("{kind}/{}", owner.name),
     }
-}
-
-/// What the scheduler reserves: the larger of what runs together and of each init container with the sidecars before
-/// it, and the overhead (KEP-753).
-fn reserved(spec: &PodSpec) -> HostResources {
-    let plus = |one: HostResources, other: HostResources| HostResources {
-        cpu_milli: one.cpu_milli.saturating_add(other.cpu_milli),
-        memory_mib: one.memory_mib.saturating_add(other.memory_mib),
-    };
-    let larger = |one: HostResources, other: HostResources| HostResources {
-        cpu_milli: one.cpu_milli.max(other.cpu_milli),
-        memory_mib: one.memory_mib.max(other.memory_mib),
-    };
-    let (mut sidecars, mut peak) = (HostResources::NONE, HostResources::NONE);
-    for container in spec.init_containers.iter().flatten() {
-        if container.restart_policy.as_deref() == Some("Always") {
-            sidecars = plus(sidecars, requested(container));
-        } else {
-            peak = larger(peak, plus(sidecars, requested(container)));
-        }
-    }
-    let running = spec.containers.iter().map(requested).fold(sidecars, plus);
-    let overhead = spec.overhead.as_ref().map_or(HostResources::NONE, |overhead| HostResources {
-        cpu_milli: milli(overhead.get("cpu")).unwrap_or(0),
-        memory_mib: mib(overhead.get("memory")).unwrap_or(0),
-    });
-    plus(larger(peak, running), overhead)
-}
-
-fn requested(container: &Container) -> HostResources {
-    let resources = container.resources.as_ref();
-    let of = |name: &str| {
-        let requests = resources.and_then(|resources| resources.requests.as_ref()?.get(name));
-        requests.or_else(|| resources.and_then(|resources| resources.limits.as_ref()?.get(name)))
-    };
-    HostResources { cpu_milli: milli(of("cpu")).unwrap_or(0), memory_mib: mib(of("memory")).unwrap_or(0) }
 }
 
 fn amount(quantity: Option<&Quantity>) -> Option<Amount> {
