@@ -284,7 +284,8 @@ fn main() {
     for nodes in SIZES {
         let path = folder.path().join(format!("{nodes}.json"));
         let gangs = (nodes / 75).max(1);
-        let shape = Shape { nodes, pods_per_node: 12, waiting: 10_000, gangs, cards: 8, seed: 1 };
+        let shape =
+            Shape { nodes, pods_per_node: 12, plain_per_node: 4, waiting: 10_000, gangs, cards: 8, seed: 1 };
         generate::write(shape, &mut BufWriter::new(std::fs::File::create(&path).unwrap())).unwrap();
         let load = Load::new(&path, nodes);
         for scoring in SCORINGS.into_iter().filter(asked) {

@@ -102,7 +102,7 @@ pub enum Undecided {
 pub fn choose(info: &NodeInfo, pod: &PodFacts, scorer: &NodeScorer) -> Result<Cards, Undecided> {
     let (mut ledger, occupancy) = info.occupancy_with(&kept_for_nominated(info, pod), |uid| uid == &*pod.uid);
     let on = |card| placement(&info.inventory, &occupancy, pod, card);
-    let best = scorer.card(&occupancy, &info.inventory, pod).and_then(|card| on(Some(card)).ok());
+    let best = scorer.card(&occupancy, info, pod).and_then(|card| on(Some(card)).ok());
     let placement = best.map_or_else(|| on(None), Ok)?;
     let cards = compact(&placement);
     hold(&mut ledger, pod, &cards)?;

@@ -2,7 +2,8 @@
 //!
 //! The scorer is computed again after every few hundred requests, beside the calls of the scheduler, and says of all nodes what it thinks
 //! of the usual shapes before it is used. What it said about a node is remembered until the node's occupancy changes, so that a decision
-//! over 5,000 nodes is 5,000 look-ups.
+//! over 5,000 nodes is 5,000 look-ups. CPU and memory are rounded, by a quarter at most, so that there are fewer states of nodes, fewer
+//! shapes, and fewer changes.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use arc_swap::ArcSwap;
 use gpu_migrate_model::card::same_model;
 use gpu_migrate_model::place::Constraints;
 use gpu_migrate_model::score::{
-    FreeCapacity, HostResources, Mix, ModelSet, ScoreCache, Scorer, ScoringStrategy, Shape,
+    CardRequest, FreeCapacity, HostResources, Mix, ModelSet, ScoreCache, Scorer, ScoringStrategy, Shape,
 };
 use gpu_migrate_model::units::CardIndex;
 use parking_lot::{Mutex, RwLock};
@@ -62,7 +63,7 @@ impl Models {
 
     /// What a pod asks for, with the models that it names.
     fn shape(&self, pod: &PodFacts) -> Option<Shape> {
-        let shape = Shape::of(pod.ask.as_ref().ok()?)?;
+        let shape = Shape { host: pod.host.rounded_up(), ..Shape::of(pod.ask.as_ref().ok()?)? };
         let names = &pod.constraints.models;
         if names.is_empty() {
             return Some(shape);
@@ -77,14 +78,23 @@ impl Models {
         Some(Shape { models: names.iter().fold(ModelSet::NONE, set), ..shape })
     }
 
-    fn capacity(&self, occupancy: &NodeOccupancy, inventory: &Inventory) -> FreeCapacity {
+    fn capacity(
+        &self,
+        occupancy: &NodeOccupancy,
+        inventory: &Inventory,
+        host: HostResources,
+    ) -> FreeCapacity {
         let cards = occupancy.for_shares(inventory);
-        let mut capacity = FreeCapacity::of(&cards, occupancy.unattributed, HostResources::UNLIMITED);
+        let mut capacity = FreeCapacity::of(&cards, occupancy.unattributed, host);
         for (card, of) in capacity.cards.iter_mut().zip(inventory.cards.iter()) {
             card.models = self.of_card(&of.model);
         }
         capacity
     }
+}
+
+fn plain(host: HostResources) -> Shape {
+    Shape { host: host.rounded_up(), ..Shape::cards(CardRequest::Nothing) }
 }
 
 /// Models that have a number of their own.
@@ -130,6 +140,13 @@ impl NodeScorer {
         }
     }
 
+    /// Counts a pod without cards that was placed on a node with cards.
+    pub fn count_plain(&self, host: HostResources) {
+        if self.needs_mix() {
+            self.mix.lock().mix.count(plain(host));
+        }
+    }
+
     /// Computes the scorer again where enough was asked for since. The first time, the pods that are there are the mix.
     pub fn refresh(&self, read: impl Read) {
         let left = self.mix.lock().left;
@@ -139,7 +156,10 @@ impl NodeScorer {
         if left.is_none() {
             // Nobody asks yet.
             let mut shapes = Vec::new();
-            read(&mut |cluster| shapes.extend(cluster.pods().filter_map(|pod| self.models.shape(pod))));
+            read(&mut |cluster| {
+                shapes.extend(cluster.pods().filter_map(|pod| self.models.shape(pod)));
+                shapes.extend(cluster.plain_on_cards().map(plain));
+            });
             let mut requests = self.mix.lock();
             shapes.into_iter().for_each(|shape| requests.mix.count(shape));
         }
@@ -158,7 +178,9 @@ impl NodeScorer {
         });
         let scorer = Scorer::new(self.strategy, &mix, &fleet);
         let mut cache = ScoreCache::new(scorer.clone(), ids);
-        let usual: Vec<Shape> = mix.parts().into_iter().map(|(shape, _)| shape).take(USUAL).collect();
+        let shapes = mix.parts().into_iter().map(|(shape, _)| shape);
+        let asking = shapes.filter(|shape| shape.request != CardRequest::Nothing);
+        let usual: Vec<Shape> = asking.take(USUAL).collect();
         for part in (0..ids).step_by(COPIES_PER_LOCK) {
             let here: Vec<NodeId> = (part..ids.min(part + COPIES_PER_LOCK)).collect();
             let capacities = self.capacities(&here, &read);
@@ -180,7 +202,8 @@ impl NodeScorer {
             read(&mut |cluster| {
                 all.extend(part.iter().map(|id| {
                     let info = cluster.node_at(*id)?;
-                    Some((*id, info.generation, self.models.capacity(&info.occupancy, &info.inventory)))
+                    let capacity = self.models.capacity(&info.occupancy, &info.inventory, info.host);
+                    Some((*id, info.generation, capacity))
                 }));
             });
         }
@@ -251,31 +274,28 @@ impl NodeScorer {
 
     /// The card that a share should go to, where the order says something else than the model's evaluators.
     #[must_use]
-    pub fn card(
-        &self,
-        occupancy: &NodeOccupancy,
-        inventory: &Inventory,
-        pod: &PodFacts,
-    ) -> Option<CardIndex> {
+    pub fn card(&self, occupancy: &NodeOccupancy, info: &NodeInfo, pod: &PodFacts) -> Option<CardIndex> {
         let models = pod.constraints.models.clone();
         if !self.needs_mix() || pod.constraints != (Constraints { models, ..Constraints::default() }) {
             return None;
         }
         let shape = self.models.shape(pod)?;
-        self.scorer.load().choose(&self.models.capacity(occupancy, inventory), &shape)?.card
+        self.scorer.load().choose(&self.models.capacity(occupancy, &info.inventory, info.host), &shape)?.card
     }
 
-    /// Nodes as they are when empty, a sample of them: each kind as often as it is in the cluster.
+    /// Nodes with cards as they are when empty, a sample of them: each kind as often as it is in the cluster.
     fn fleet(&self, cluster: &Cluster) -> Vec<FreeCapacity> {
-        let step = cluster.node_count().div_ceil(SAMPLE).max(1);
+        let with_cards = || cluster.nodes().filter(|info| !info.inventory.cards.is_empty());
+        let step = with_cards().count().div_ceil(SAMPLE).max(1);
         let empty = |info: &NodeInfo| {
-            let mut empty = self.models.capacity(&info.occupancy, &info.inventory);
+            let host = info.facts.as_ref().map_or(HostResources::UNLIMITED, |facts| facts.host);
+            let mut empty = self.models.capacity(&info.occupancy, &info.inventory, host);
             for card in &mut empty.cards {
                 (card.cores, card.blocks, card.free) = (100, card.of_blocks, true);
             }
             empty
         };
-        cluster.nodes().step_by(step).map(empty).collect()
+        with_cards().step_by(step).map(empty).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use gpu_migrate_model::crd::{GPUConfigSpec, GPUShadowStatus};
+use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::view::PodView;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
@@ -111,5 +112,7 @@ fn add_pod(pod: &PodView<'_>, rules: &Rules, cluster: &mut Cluster) {
         }
     } else if PodFacts::concerns(pod, rules) {
         cluster.set_pod(PodFacts::read(pod, rules));
+    } else if let Some(node) = pod.node() {
+        cluster.set_plain(&pod.metadata.uid, node, HostResources::requested(&pod.spec));
     }
 }

@@ -17,7 +17,6 @@ use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinSet;
 
 use crate::engine::Engine;
-use crate::state::Cluster;
 use crate::state::node::{NodeFacts, ShadowFacts};
 use crate::state::pod::PodFacts;
 use crate::wire::node::NodeView;
@@ -73,8 +72,7 @@ async fn watch_pods(engine: Arc<Engine>, client: Client, synced: Sender<Synced>)
             Event::Init => engine.begin_list(),
             Event::InitApply(pod) | Event::Apply(pod) => apply_pod(&engine, &pod.view),
             Event::InitDone => {
-                let gone = engine.read(Cluster::unlisted);
-                gone.iter().for_each(|uid| engine.remove_pod(uid));
+                engine.end_list();
                 synced.send_modify(|synced| synced.pods = true);
             }
             Event::Delete(pod) => engine.remove_pod(&pod.view.metadata.uid),
@@ -89,6 +87,8 @@ fn apply_pod(engine: &Engine, pod: &PodView<'_>) {
         engine.finish_pod(pod);
     } else if PodFacts::concerns(pod, rules) {
         engine.set_pod(PodFacts::read(pod, rules));
+    } else {
+        engine.set_plain(pod);
     }
 }
 

@@ -34,6 +34,7 @@ fn filled(nodes: u32) -> Arc<Engine> {
     let shape = generate::Shape {
         nodes,
         pods_per_node: 12,
+        plain_per_node: 24,
         waiting: 2 * nodes,
         gangs: nodes / 75,
         cards: 8,
@@ -93,6 +94,10 @@ fn a_hundred_thousand_names_of_nodes_leave_nothing_behind() {
     let node = NodeFacts::read(&serde_json::from_str(&node).unwrap(), &rules.dialect);
     let shadow = ShadowFacts::read(&serde_json::from_value(shadow).unwrap());
     let pod = PodFacts::read(&serde_json::from_str(&waits.to_string()).unwrap(), &rules);
+    let plain_on = |node: &str| {
+        let spec = json!({"nodeName": node, "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]});
+        json!({"metadata": {"name": "plain", "uid": format!("plain-{node}")}, "spec": spec}).to_string()
+    };
     let round = |at: u32| {
         let name: Arc<str> = format!("autoscaled-{at}").into();
         let labels = [("kubernetes.io/hostname".into(), Arc::clone(&name))].into();
@@ -100,6 +105,7 @@ fn a_hundred_thousand_names_of_nodes_leave_nothing_behind() {
         engine.set_shadow(&name, shadow.clone().of_node(Some(name.to_string())));
         let (uid, namespace, node) = (Arc::clone(&name), Arc::clone(&name), Some(Arc::clone(&name)));
         engine.set_pod(PodFacts { uid, namespace, node, ..pod.clone() });
+        engine.set_plain(&serde_json::from_str(&plain_on(&name)).unwrap());
         if at.is_multiple_of(10) {
             let request =
                 json!({"Pod": waits, "NodeNames": [&*name, &*format!("never-seen-{at}")]}).to_string();
@@ -107,6 +113,7 @@ fn a_hundred_thousand_names_of_nodes_leave_nothing_behind() {
             engine.prioritize(request.as_bytes());
         }
         engine.remove_pod(&name);
+        engine.remove_pod(&format!("plain-{name}"));
         engine.remove_shadow(&name);
         engine.remove_node(&name);
     };

@@ -1,7 +1,7 @@
 //! Made-up clusters, the same for the same seed: for benches, for trying the extender out, for bug reports.
 //!
-//! Each node has eight cards of 80 GB on two NUMA nodes. Of its pods a third are legacy (one or two cards), the rest
-//! shared in the usual sizes, placed by the same code that places real ones. Some more pods wait, to be bound.
+//! Each node has eight cards of 80 GB on two NUMA nodes. Of its pods with cards a third are legacy (one or two
+//! cards), the rest shared in the usual sizes, placed by the same code that places real ones. Some more pods wait, to be bound.
 
 use std::io::{self, Write};
 
@@ -27,6 +27,9 @@ pub(crate) struct Shape {
     /// Pods on each node; a third of them legacy
     #[arg(long, default_value_t = 12)]
     pub(crate) pods_per_node: u32,
+    /// Pods without cards on each node besides
+    #[arg(long, default_value_t = 4)]
+    pub(crate) plain_per_node: u32,
     /// Further pods that wait for a node
     #[arg(long, default_value_t = 2_000)]
     pub(crate) waiting: u32,
@@ -48,6 +51,9 @@ const GANG: u32 = 32;
 /// Cores and blocks of shares, as often as they are listed.
 const SHARES: [(u32, u32); 8] =
     [(10, 16), (10, 24), (20, 42), (25, 64), (25, 79), (30, 100), (50, 120), (50, 159)];
+
+/// CPU, in thousandths, and MiB of pods without cards.
+const SMALL: [(u32, u32); 4] = [(100, 128), (250, 512), (1_000, 2_048), (4_000, 8_192)];
 
 /// Name of the node at `at`.
 #[must_use]
@@ -124,6 +130,12 @@ impl Node {
             };
             node.pods.extend(made);
         }
+        for count in 0..shape.plain_per_node {
+            let (cpu, memory) = SMALL.choose(rng).copied().unwrap_or(SMALL[0]);
+            let uid = 0x4000_0000 | (at * shape.plain_per_node + count);
+            let limits = host_limits(cpu, memory);
+            node.pods.push(pod(&format!("plain-{uid}"), shape.seed, uid, Some(&node.name), limits));
+        }
         node
     }
 
@@ -145,7 +157,7 @@ impl Node {
             seed,
             uid,
             Some(&self.name),
-            json!({"nvidia.com/gpu": cards.to_string()}),
+            with_host(json!({"nvidia.com/gpu": cards.to_string()}), u32::try_from(cards).unwrap_or(0) * 100),
         );
         pod["metadata"]["annotations"] = json!({format!("{}main", names::LEGACY_CARDS_PREFIX): list});
         Some(pod)
@@ -210,7 +222,20 @@ fn uid_text(seed: u64, uid: u32) -> String {
 }
 
 fn share_limits(cores: u32, blocks: u32) -> Value {
-    json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": blocks.to_string()})
+    let cards =
+        json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": blocks.to_string()});
+    with_host(cards, cores)
+}
+
+fn host_limits(cpu_milli: u32, memory_mib: u32) -> Value {
+    json!({"cpu": format!("{cpu_milli}m"), "memory": format!("{memory_mib}Mi")})
+}
+
+/// Of a node's CPU and memory three quarters of what falls to so many cores of its cards.
+fn with_host(mut limits: Value, cores: u32) -> Value {
+    limits["cpu"] = json!(format!("{}m", cores * 120));
+    limits["memory"] = json!(format!("{}Mi", cores * 1_966));
+    limits
 }
 
 fn pod(name: &str, seed: u64, uid: u32, node: Option<&str>, limits: Value) -> Value {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::names;
-use gpu_migrate_model::score::ScoringStrategy;
+use gpu_migrate_model::score::{HostResources, ScoringStrategy};
 use gpu_migrate_model::view::PodView;
 use parking_lot::{Mutex, RwLock};
 
@@ -266,7 +266,7 @@ impl Engine {
         self.gauge();
     }
 
-    /// All pods of the API are going to be listed: what it has not shown until the end ([`Cluster::unlisted`]) is gone.
+    /// All pods of the API are going to be listed: what it has not shown until [`Engine::end_list`] is gone.
     pub fn begin_list(&self) {
         self.cluster.write(Cluster::begin_list);
     }
@@ -291,6 +291,22 @@ impl Engine {
         if let (Some(gang), Some(name)) = (gang, stuck) {
             self.give_up_without(&gang, &uid, &name);
         }
+    }
+
+    /// A pod without cards was added or changed in the API.
+    pub fn set_plain(&self, pod: &PodView<'_>) {
+        let Some(node) = pod.node() else { return };
+        let host = HostResources::requested(&pod.spec);
+        if self.cluster.write(|cluster| cluster.set_plain(&pod.metadata.uid, node, host)) {
+            self.scorer.count_plain(host);
+        }
+    }
+
+    /// The pods of the API have been listed, since [`Engine::begin_list`].
+    pub fn end_list(&self) {
+        let gone = self.read(Cluster::unlisted);
+        gone.iter().for_each(|uid| self.remove_pod(uid));
+        self.cluster.write(Cluster::remove_unlisted_plain);
     }
 
     /// A pod has finished: it holds nothing any more. A member of a gang that has succeeded still counts as one.

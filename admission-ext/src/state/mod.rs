@@ -8,6 +8,7 @@
 
 mod headroom;
 pub mod node;
+mod plain;
 pub mod pod;
 pub mod quota;
 mod strings;
@@ -21,10 +22,12 @@ use gpu_migrate_model::ask::PodKind;
 use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::ledger::Ledger;
 use gpu_migrate_model::names;
+use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::topology::Tree;
 
 use self::headroom::Headroom;
 use self::node::{Inventory, NodeFacts, NodeOccupancy, Placed, PublishedHold, ShadowFacts, occupancy};
+use self::plain::{HeldByPlain, PlainPod, PlainPods};
 use self::pod::{Cards, PodFacts};
 use self::quota::{Contribution, Quotas};
 use self::strings::Strings;
@@ -57,6 +60,9 @@ pub struct NodeInfo {
     /// Pods that wait for it while preemption makes room for them.
     pub nominated: Vec<Arc<PodFacts>>,
     pub occupancy: NodeOccupancy,
+    /// CPU and memory that are left, rounded down; for scores, as whether they are enough is the scheduler's to say.
+    pub host: HostResources,
+    plain: HeldByPlain,
     shadow: Option<ShadowFacts>,
     contribution: Contribution,
     /// Cards that shares never use.
@@ -123,8 +129,16 @@ impl NodeInfo {
         if occupancy.parts.is_some() {
             self.capacity.divide();
         }
+        self.host = self.host_left();
         self.generation += 1;
         self.stale = false;
+    }
+
+    fn host_left(&self) -> HostResources {
+        let all = self.facts.as_ref().map_or(HostResources::UNLIMITED, |facts| facts.host);
+        let left =
+            self.pods.values().fold(all.less(self.plain.all()), |left, placed| left.less(placed.pod.host));
+        left.rounded_down()
     }
 }
 
@@ -205,6 +219,7 @@ pub struct Cluster {
     nodes: Vec<NodeInfo>,
     by_name: HashMap<Arc<str>, NodeId, ahash::RandomState>,
     pods: HashMap<Arc<str>, Known>,
+    plain: PlainPods,
     assumed: HashMap<Arc<str>, Assumption>,
     gangs: HashMap<Arc<str>, Gang>,
     /// Gangs of which a member waits to be scheduled.
@@ -605,9 +620,57 @@ impl Cluster {
         }
     }
 
+    /// A pod without cards is on a node. Whether that is news, and the node one with cards.
+    pub fn set_plain(&mut self, uid: &str, node: &str, host: HostResources) -> bool {
+        let id = self.node_id(node);
+        let pod = PlainPod { node: u32::try_from(id).unwrap_or(u32::MAX), list: self.plain_list(), host };
+        let before = self.plain.insert(uid, pod);
+        if before.is_none_or(|before| (before.node, before.host) != (pod.node, host)) {
+            self.change_host(id, |plain| plain.add(host));
+            before.into_iter().for_each(|before| self.take_back_plain(before));
+        }
+        before.is_none() && !self.nodes[id].inventory.cards.is_empty()
+    }
+
+    /// What the pods without cards request that are on nodes with cards.
+    pub fn plain_on_cards(&self) -> impl Iterator<Item = HostResources> {
+        let has_cards = |pod: &&PlainPod| !self.nodes[pod.node()].inventory.cards.is_empty();
+        self.plain.iter().filter(has_cards).map(|pod| pod.host)
+    }
+
+    /// Pods without cards that the API has not shown since the last list began are gone.
+    pub fn remove_unlisted_plain(&mut self) {
+        let list = self.plain_list();
+        let gone = self.plain.take_unlisted(list);
+        gone.into_iter().for_each(|pod| self.take_back_plain(pod));
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // lists that follow one another differ
+    fn plain_list(&self) -> u32 {
+        self.lists as u32
+    }
+
+    fn take_back_plain(&mut self, pod: PlainPod) {
+        self.change_host(pod.node(), |plain| plain.take_back(pod.host));
+        self.vacate(pod.node());
+    }
+
+    fn change_host(&mut self, id: NodeId, edit: impl FnOnce(&mut HeldByPlain)) {
+        let info = &mut self.nodes[id];
+        edit(&mut info.plain);
+        if self.loading {
+            info.stale = true;
+            return;
+        }
+        let left = info.host_left();
+        info.generation += u64::from(info.host != left);
+        info.host = left;
+    }
+
     /// A pod is gone or has finished.
     pub fn remove_pod(&mut self, uid: &str) {
         self.forget_success(uid);
+        self.remove_plain(uid);
         self.count_again(uid, |cluster| {
             cluster.assumed.remove(uid);
             let known = cluster.pods.remove(uid);
@@ -636,11 +699,18 @@ impl Cluster {
         }
     }
 
+    fn remove_plain(&mut self, uid: &str) {
+        if let Some(pod) = self.plain.remove(uid) {
+            self.take_back_plain(pod);
+        }
+    }
+
     /// Takes a choice back that will certainly not come true.
     pub fn forget(&mut self, uid: &str) {
         if self.assumed.remove(uid).is_none() {
             return;
         }
+        self.remove_plain(uid);
         self.count_again(uid, |cluster| {
             if let Some(id) = cluster.pods.get_mut(uid).and_then(|known| known.info.take()) {
                 cluster.change(id, |info| {
@@ -751,7 +821,7 @@ impl Cluster {
     /// Gives the place of a node back of which nothing is known any more.
     fn vacate(&mut self, id: NodeId) {
         let info = &mut self.nodes[id];
-        let empty = !info.known && info.pods.is_empty() && info.nominated.is_empty();
+        let empty = !info.known && info.pods.is_empty() && info.nominated.is_empty() && info.plain.pods == 0;
         if empty && self.by_name.get(&info.name) == Some(&id) {
             self.quotas.take_back(&std::mem::take(&mut info.contribution));
             self.by_name.remove(&info.name);
@@ -772,9 +842,11 @@ impl Cluster {
             });
         }
         if pod.kind == PodKind::Plain {
+            self.set_plain(&uid, node, pod.host);
             return;
         }
-        let same = self.nodes[id].pods.get(&uid).is_some_and(|there| there.cards == cards);
+        let same = self.nodes[id].pods.get(&uid);
+        let same = same.is_some_and(|there| there.cards == cards && there.pod.host == pod.host);
         if same {
             // Most updates of a running pod: nothing that the occupancy depends on.
             self.nodes[id].pods.insert(uid, Placed { pod, cards });

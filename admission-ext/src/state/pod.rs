@@ -10,6 +10,7 @@ use gpu_migrate_model::capacity::RequestSummary;
 use gpu_migrate_model::evaluate::CardOrder;
 use gpu_migrate_model::names::{self, Dialect};
 use gpu_migrate_model::place::{Constraints, Placement};
+use gpu_migrate_model::score::HostResources;
 use gpu_migrate_model::units::{Blocks, CardIndex};
 use gpu_migrate_model::view::PodView;
 use gpu_migrate_model::view::json::Map;
@@ -42,6 +43,8 @@ pub struct PodFacts {
     pub ask: Result<PodAsk, String>,
     /// Which kind of pod it is.
     pub kind: PodKind,
+    /// What it requests of its node beside cards.
+    pub host: HostResources,
     /// Node it is bound to.
     pub node: Option<Arc<str>>,
     /// Cards from its annotations: of the extender for shared pods, of the bridge for legacy ones.
@@ -133,6 +136,7 @@ impl PodFacts {
             namespace: Arc::from(pod.namespace()),
             name: Arc::from(&*pod.metadata.name),
             kind,
+            host: HostResources::requested(&pod.spec),
             node: pod.node().map(Arc::from),
             cards,
             constraints,

@@ -53,6 +53,14 @@ pub(crate) fn pod(name: &str, containers: Value) -> Value {
            "spec": {"containers": containers}, "status": {"phase": "Pending"}})
 }
 
+/// `pod` with so much CPU, in thousandths, and memory, in MiB, for its first container.
+pub(crate) fn requesting(mut pod: Value, cpu: u32, memory: u32) -> Value {
+    let requests = &mut pod["spec"]["containers"][0]["resources"]["requests"];
+    requests["cpu"] = json!(format!("{cpu}m"));
+    requests["memory"] = json!(format!("{memory}Mi"));
+    pod
+}
+
 /// `pod` bound to `node`, with the extender's choice of `cards` for its first container.
 pub(crate) fn bound(mut pod: Value, node: &str, cards: &str) -> Value {
     pod["spec"]["nodeName"] = json!(node);

@@ -5,6 +5,7 @@
 mod common;
 mod gangs;
 mod holders;
+mod host;
 mod http;
 mod kube;
 mod preemption;

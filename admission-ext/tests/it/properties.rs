@@ -19,13 +19,15 @@ use serde_json::{Value, json};
 
 use crate::common::*;
 
+/// Of any CPU too, more than a node has among it: whether that is enough is not the extender's to say.
 fn any_pod(name: &'static str) -> impl Strategy<Value = Value> {
-    prop_oneof![
+    let pod = prop_oneof![
         (1u32..=99, 1u32..=20).prop_map(move |(cores, blocks)| shared(name, &[(cores, blocks)])),
         (1u32..=5, 0u32..=40).prop_map(move |(cards, blocks)| shared(name, &[(cards * 100, blocks)])),
         ((1u32..=99, 1u32..=20), (1u32..=99, 1u32..=20)).prop_map(move |(a, b)| shared(name, &[a, b])),
         (1u32..=5).prop_map(move |cards| legacy(name, cards)),
-    ]
+    ];
+    (pod, 0u32..80_000).prop_map(|(pod, cpu)| requesting(pod, cpu, 0))
 }
 
 /// A node with what is on it: shares, legacy pods of known and of unknown cards, sick cards.

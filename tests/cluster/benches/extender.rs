@@ -56,7 +56,15 @@ async fn run(nodes: u32) -> Result<()> {
     for component in ["kube-scheduler", "kube-controller-manager"] {
         cluster.remove(component)?;
     }
-    let shape = generate::Shape { nodes, pods_per_node: 12, waiting: 64, gangs: 0, cards: 8, seed: 1 };
+    let shape = generate::Shape {
+        nodes,
+        pods_per_node: 12,
+        plain_per_node: 0,
+        waiting: 64,
+        gangs: 0,
+        cards: 8,
+        seed: 1,
+    };
     let waiting = Made::new(shape)?.create(&cluster, &namespace).await?;
     println!("{nodes} nodes, {} pods", nodes * 12);
     cluster.add_extender().await?;
