@@ -31,6 +31,9 @@ pub const POLICY: &str = "gpu-migrate.io/policy";
 /// Pod annotation: the webhook has reviewed a pod that keeps its whole cards; its value is the outcome. Only with
 /// `--mark-reviewed`, for the backstop.
 pub const REVIEWED: &str = "gpu-migrate.io/reviewed";
+/// Pod annotation: the context of the pod's trace, as the W3C header `traceparent`. Only with `--otlp-endpoint`; set with the conversion,
+/// then with the binding.
+pub const TRACEPARENT: &str = "gpu-migrate.io/traceparent";
 /// Pod annotation prefix: cards that a legacy container really got; the container's name follows.
 pub const LEGACY_CARDS_PREFIX: &str = "gpu-migrate.io/gpu-idx-";
 /// Pod annotation prefix: UUIDs of the cards that a container of either kind got, comma-separated; the container's name follows.

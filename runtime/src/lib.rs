@@ -2,7 +2,7 @@
 //!
 //! [`main`] is the frame of a server's `main`: crypto provider, log, signals, exit status. Inside it a program connects with
 //! [`client`], starts its background work as supervised [`tasks`], serves probes and metrics with [`admin`], follows objects
-//! with [`watch`], and, where one of several replicas acts, is elected by [`leader`]. All of that is behind the feature `server`;
+//! with [`watch`], traces what happens to a pod with [`trace`], and, where one of several replicas acts, is elected by [`leader`]. All of that is behind the feature `server`;
 //! without it there is the way to a cluster, for command lines.
 
 #[cfg(feature = "server")]
@@ -22,6 +22,8 @@ pub mod serve;
 mod signals;
 #[cfg(feature = "server")]
 pub mod tasks;
+#[cfg(feature = "server")]
+pub mod trace;
 #[cfg(feature = "server")]
 pub mod watch;
 
