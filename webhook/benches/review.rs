@@ -43,10 +43,10 @@ fn reviews(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("review");
     for name in CAPTURES {
         let body = capture(name);
-        let outcome = answer(&body, &snapshot).expect("an answer").outcome;
+        let outcome = answer(&body, &snapshot, None).expect("an answer").outcome;
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(format!("{name} ({} bytes, {outcome})", body.len()), |bencher| {
-            bencher.iter(|| answer(black_box(&body), &snapshot));
+            bencher.iter(|| answer(black_box(&body), &snapshot, None));
         });
     }
     group.finish();

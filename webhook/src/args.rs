@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser};
 use gpu_migrate_runtime::LogFormat;
+use gpu_migrate_runtime::trace::TraceArgs;
 
 use crate::configuration::Address;
 
@@ -43,6 +44,9 @@ pub struct Args {
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// Traces.
+    #[command(flatten)]
+    pub trace: TraceArgs,
     /// Form of the log.
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,

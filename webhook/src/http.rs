@@ -15,6 +15,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use gpu_migrate_runtime::serve::Peer;
+use gpu_migrate_runtime::trace::{Span, TRACEPARENT, Tracer};
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
@@ -29,7 +30,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Context {
-    pub answer: fn(&[u8], &Snapshot) -> Result<Answer, ReviewError>,
+    pub answer: fn(&[u8], &Snapshot, Option<&str>) -> Result<Answer, ReviewError>,
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     pub metrics: Metrics,
     /// For the bodies that are being read or reviewed; what does not fit is answered with 503 at once.
@@ -37,6 +38,7 @@ pub struct Context {
     /// Set while the server goes away: answers then ask for the connection to be closed, so that the API server
     /// goes to another replica before this one stops accepting.
     pub leaving: Arc<AtomicBool>,
+    pub tracer: Tracer,
 }
 
 impl Context {
@@ -45,7 +47,7 @@ impl Context {
     pub fn new(snapshot: Arc<ArcSwap<Snapshot>>, metrics: Metrics, memory: usize) -> Self {
         let leaving = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(BodyMemory::new(memory));
-        Self { answer: crate::review::answer, snapshot, metrics, memory, leaving }
+        Self { answer: crate::review::answer, snapshot, metrics, memory, leaving, tracer: Tracer::default() }
     }
 }
 
@@ -154,6 +156,7 @@ async fn review(context: &Context, request: Request) -> Result<Response, Rejecti
     check_content_type(request.headers())?;
     let _counted = Counted::new(&context.metrics);
     let peer = request.extensions().get().map_or(Ipv4Addr::UNSPECIFIED.into(), |Peer(address)| *address);
+    let caller = context.tracer.is_on().then(|| request.headers().get(TRACEPARENT).cloned()).flatten();
     let mut taken = Taken { memory: &context.memory, peer, bytes: 0 };
     let reading = read(request.into_body(), &mut taken);
     let body = tokio::time::timeout(BODY_DEADLINE, reading).await.map_err(|_| {
@@ -164,9 +167,13 @@ async fn review(context: &Context, request: Request) -> Result<Response, Rejecti
         )
     })??;
     let began = Instant::now();
+    let caller = caller.as_ref().and_then(|header| header.to_str().ok());
+    let span = context.tracer.first(caller, "review", began);
+    let traceparent = span.as_ref().map(Span::traceparent);
     let snapshot = context.snapshot.load();
     // A fault of ours in one review must not take the others' connections down with it.
-    let answered = catch_unwind(AssertUnwindSafe(|| (context.answer)(&body, &snapshot)));
+    let answered =
+        catch_unwind(AssertUnwindSafe(|| (context.answer)(&body, &snapshot, traceparent.as_deref())));
     let answer = match answered {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
@@ -178,6 +185,11 @@ async fn review(context: &Context, request: Request) -> Result<Response, Rejecti
         }
     };
     context.metrics.duration.observe(began.elapsed().as_secs_f64());
+    if let (Some(mut span), Some(pod)) = (span, answer.traced) {
+        span.set_pod(&pod.namespace, &pod.name, &pod.uid);
+        span.set("gpu_migrate.policy", pod.policy);
+        span.end();
+    }
     if answer.dry_run {
         context.metrics.dry_runs.inc();
     } else {

@@ -1,6 +1,7 @@
 //! What is counted. Labels are words from fixed lists, so that the number of series is bounded.
 
 use gpu_migrate_runtime::serve::ConnectionMetrics;
+use gpu_migrate_runtime::trace::SpanMetrics;
 use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +50,7 @@ pub struct Metrics {
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
     pub connections: ConnectionMetrics,
+    pub spans: SpanMetrics,
 }
 
 impl Default for Metrics {
@@ -65,6 +67,7 @@ impl Default for Metrics {
             registered: Gauge::default(),
             skipped_objects: SkippedObjects::default(),
             connections: ConnectionMetrics::default(),
+            spans: SpanMetrics::default(),
         }
     }
 }
@@ -86,6 +89,7 @@ impl Metrics {
             registered,
             skipped_objects,
             connections,
+            spans,
         } = metrics.clone();
         // Alerts ask for their increase, which needs a first value.
         for outcome in ["conflict", "unknown_project"] {
@@ -107,6 +111,7 @@ impl Metrics {
         registry.register("registered", "1 while the registered caBundle matches the CAs in use", registered);
         skipped_objects.register(registry);
         connections.register(registry);
+        spans.register(registry);
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of this program", build);
         metrics

@@ -27,8 +27,8 @@ pub fn restore(pod: &mut Value) -> Result<bool, RestoreError> {
     }
     if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
         if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            annotations
-                .retain(|key, _| ![names::ORIGINAL, names::POLICY, names::REVIEWED].contains(&key.as_str()));
+            let ours = [names::ORIGINAL, names::POLICY, names::REVIEWED, names::TRACEPARENT];
+            annotations.retain(|key, _| !ours.contains(&key.as_str()));
         }
         restore_map(metadata, "annotations", &original.annotations);
         restore_map(metadata, "labels", &original.labels);

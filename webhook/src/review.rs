@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use gpu_migrate_model::names;
 use gpu_migrate_model::view::json::Text;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::decide::{Decision, RequestContext, decide, decide_ephemeral};
+use crate::decide::{Decision, Outcome, RequestContext, decide, decide_ephemeral};
 use crate::obstacles::ClusterFacts;
 use crate::policy::Policies;
 use crate::text::{key, string};
@@ -33,6 +34,19 @@ pub struct Answer {
     pub outcome: &'static str,
     /// Whether it was a dry run.
     pub dry_run: bool,
+    /// The pod into which the context of its trace was written.
+    pub traced: Option<TracedPod>,
+}
+
+/// What a trace says of a converted pod.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TracedPod {
+    pub namespace: String,
+    /// Its name, or the prefix of one.
+    pub name: String,
+    pub uid: String,
+    /// `name@generation` of the policy.
+    pub policy: String,
 }
 
 /// Why bytes are no review: nothing to answer to, status 400.
@@ -88,12 +102,12 @@ struct Resource<'a> {
     resource: Text<'a>,
 }
 
-/// Answers a review.
+/// Answers a review. A pod that is converted, and not only to try it, gets `traceparent` as the context of its trace, where there is one.
 ///
 /// # Errors
 /// [`ReviewError`] when there is no UID to answer to. A review whose object does not parse is answered: the pod is
 /// admitted as it is (failing is staying legacy), with a warning.
-pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
+pub fn answer(body: &[u8], snapshot: &Snapshot, traceparent: Option<&str>) -> Result<Answer, ReviewError> {
     if body.is_empty() {
         return Err(ReviewError::Empty);
     }
@@ -108,7 +122,11 @@ pub fn answer(body: &[u8], snapshot: &Snapshot) -> Result<Answer, ReviewError> {
             let request = accepted(review)?;
             match (reviewed(&request), &request.object) {
                 (Ok(Reviewed::Pod), Some(pod)) => {
-                    Ok(respond(&request, &decide(pod, &context(&request, snapshot), &snapshot.policies)))
+                    let mut decision = decide(pod, &context(&request, snapshot), &snapshot.policies);
+                    let real = traceparent.filter(|_| request.dry_run != Some(true));
+                    let traced =
+                        real.and_then(|traceparent| trace(&request, pod, &mut decision, traceparent));
+                    Ok(Answer { traced, ..respond(&request, &decision) })
                 }
                 (Ok(Reviewed::EphemeralContainers), Some(_)) => ephemeral_containers(body, snapshot),
                 (Ok(_), None) => Ok(admitted(&request, "no_object", &[])),
@@ -123,6 +141,27 @@ fn context<'r, O>(request: &'r Request<'_, O>, snapshot: &'r Snapshot) -> Reques
     let namespace = request.namespace.as_str();
     let namespace_labels = snapshot.namespaces.get(namespace).map(AsRef::as_ref);
     RequestContext { namespace, namespace_labels, owner: None, cluster: &snapshot.cluster }
+}
+
+/// Writes the context of its trace into a pod that is converted. The conversion has made the annotations, where there were none.
+fn trace<O>(
+    request: &Request<'_, O>,
+    pod: &PodView<'_>,
+    decision: &mut Decision<'_>,
+    traceparent: &str,
+) -> Option<TracedPod> {
+    if decision.outcome != Outcome::Converted || decision.patch.is_empty() {
+        return None;
+    }
+    decision.patch.add(&["metadata", "annotations", names::TRACEPARENT], |out| string(out, traceparent));
+    let meta = &pod.metadata;
+    let name = if meta.name.is_empty() { &meta.generate_name } else { &meta.name };
+    Some(TracedPod {
+        namespace: request.namespace.to_string(),
+        name: name.to_string(),
+        uid: meta.uid.to_string(),
+        policy: decision.policy.unwrap_or_default().to_owned(),
+    })
 }
 
 /// Such a review is rare, so that it is parsed once more rather than every pod with one more field.
@@ -232,7 +271,7 @@ fn begin<O>(request: &Request<'_, O>, allowed: bool, capacity: usize) -> String 
 
 fn end<O>(request: &Request<'_, O>, outcome: &'static str, mut body: String) -> Answer {
     body.push_str("}}");
-    Answer { body: body.into_bytes(), outcome, dry_run: request.dry_run == Some(true) }
+    Answer { body: body.into_bytes(), outcome, dry_run: request.dry_run == Some(true), traced: None }
 }
 
 fn write_warnings(body: &mut String, warnings: &[String]) {

@@ -11,6 +11,7 @@ use gpu_migrate_certs::inject::{Injector, Kind};
 use gpu_migrate_certs::{CertRotator, Certs, ClientAuth, Lifetimes, Options, SecretPlace, Source};
 use gpu_migrate_runtime::leader::{self, Candidate};
 use gpu_migrate_runtime::serve::{Limits, serve};
+use gpu_migrate_runtime::trace::Tracer;
 use gpu_migrate_runtime::{Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
 use kube::Client;
@@ -50,6 +51,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tls,
         registration,
         limits,
+        trace,
         log_format: _,
     } = args;
     let client = match (&policy_file, needs_cluster(&tls, &registration)) {
@@ -67,6 +69,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let store = Store::new(settings.clone(), metrics.clone());
     // Not the shutdown itself: connections are accepted for a while after it.
     let mut tasks = Tasks::new(CancellationToken::new());
+    let tracer = Tracer::start(&trace, "gpu-migrate-webhook", None, metrics.spans.clone(), &mut tasks)?;
 
     let address = address(&registration, &namespace);
     let identity = identity.unwrap_or_else(default_identity);
@@ -92,6 +95,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         ..Limits::default()
     };
     let context = Context::new(store.snapshot(), metrics, usize::from(max_body_memory) << 20);
+    let context = Context { tracer, ..context };
     let readiness = readiness(context.clone(), certs.clone(), listed, registered);
     admin::spawn(&mut tasks, &metrics_bind, admin::router(Arc::new(registry), readiness)).await?;
     let clients = tls.client_ca_file.map(|ca_file| ClientAuth { ca_file, names: tls.client_names });

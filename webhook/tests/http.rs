@@ -367,7 +367,7 @@ async fn a_body_that_never_ends_meets_the_deadline() {
 
 #[tokio::test]
 async fn a_panic_becomes_an_answer() {
-    let context = Context { answer: |_, _| panic!("a fault"), ..context(json!({})) };
+    let context = Context { answer: |_, _, _| panic!("a fault"), ..context(json!({})) };
     let (status, answer) = send(&context, post(capture("bare-pod").to_string())).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(answer["message"].as_str().unwrap().contains("a fault in gpu-migrate-webhook"), "{answer}");

@@ -290,7 +290,7 @@ proptest! {
         let labels = std::sync::Arc::new(serde_json::from_value(labels).unwrap());
         let namespaces = [("team-a".to_owned(), labels)].into();
         let snapshot = Snapshot { policies, namespaces, ..Snapshot::default() };
-        let answer: Value = serde_json::from_slice(&answer(review.to_string().as_bytes(), &snapshot).unwrap().body).unwrap();
+        let answer: Value = serde_json::from_slice(&answer(review.to_string().as_bytes(), &snapshot, None).unwrap().body).unwrap();
         prop_assert_eq!(&answer["response"], &json!({"uid": "u", "allowed": true}));
     }
 
