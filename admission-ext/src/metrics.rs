@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gpu_migrate_runtime::serve::ConnectionMetrics;
+use gpu_migrate_runtime::trace::SpanMetrics;
 use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -86,6 +87,7 @@ pub struct Metrics {
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
     pub connections: ConnectionMetrics,
+    pub spans: SpanMetrics,
     /// How long the lock of the cluster's state is held.
     pub state_lock: Histogram,
 }
@@ -118,11 +120,13 @@ impl Metrics {
             unauthorized: Counter::default(),
             skipped_objects: SkippedObjects::default(),
             connections: ConnectionMetrics::default(),
+            spans: SpanMetrics::default(),
             state_lock: Histogram::new([0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0]),
         };
         let m = &metrics;
         m.skipped_objects.register(registry);
         m.connections.register(registry);
+        m.spans.register(registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the program", Info::new(version));
         registry.register_with_unit("verb", "Time to answer", Unit::Seconds, m.seconds.clone());

@@ -11,6 +11,7 @@ use gpu_migrate_certs::{Certs, ClientAuth, Lifetimes, Options, Source, wall_cloc
 use gpu_migrate_model::names;
 use gpu_migrate_runtime::leader::{self, Candidate};
 use gpu_migrate_runtime::serve::{Limits, serve};
+use gpu_migrate_runtime::trace::{TraceArgs, Tracer};
 use gpu_migrate_runtime::{LogFormat, Tasks, admin, client, default_identity};
 use hyper_util::service::TowerToHyperService;
 use kube::Client;
@@ -118,6 +119,8 @@ pub struct Args {
     /// Name of this replica in the Lease [default: HOST-PID]
     #[arg(long, env = "GPU_MIGRATE_IDENTITY")]
     identity: Option<String>,
+    #[command(flatten)]
+    trace: TraceArgs,
     /// Form of the log
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -194,6 +197,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         beside_scheduler,
         namespace,
         identity,
+        trace,
         log_format: _,
     } = args;
     let mut tasks = Tasks::new(shutdown);
@@ -223,6 +227,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         });
     }
     let connections = connections();
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let tracer = Tracer::start(&trace, "gpu-migrate-extender", None, metrics.spans.clone(), &mut tasks)?;
     let settings = Settings {
         rules: Rules { whole_card_memory: !gpu_admission_compat, ..Rules::default() },
         scoring,
@@ -233,10 +240,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         schedulers,
         held_binds: connections / 2,
         beside_scheduler,
+        tracer,
     };
 
-    let mut registry = Registry::default();
-    let metrics = Metrics::register(&mut registry);
     let tls = match &tls_dir {
         None => None,
         Some(folder) => {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
+use gpu_migrate_model::names;
 use tokio::task::JoinError;
 
 use super::{Engine, Reply};
@@ -126,6 +127,7 @@ impl Engine {
         uid: &str,
         node: &str,
     ) -> Result<(), BindError> {
+        let began = Instant::now();
         if let Some(why) = self.not_ready() {
             return Err(BindError::NotReady(why));
         }
@@ -137,10 +139,27 @@ impl Engine {
         if let Some(bound) = &pod.node {
             return same_node(&pod, bound, node);
         }
-        let cards = self.assume(&pod, node)?;
+        let tracer = &self.settings.tracer;
+        let filter = tracer.take_kept(uid);
+        let Some(mut span) = tracer.below(filter.as_deref().or(pod.trace.as_deref()), "bind", began) else {
+            return self.place(&pod, node).await;
+        };
+        let pod = PodFacts { trace: Some(span.traceparent().into()), ..(*pod).clone() };
+        let bound = self.place(&Arc::new(pod), node).await;
+        span.set_pod(namespace, name, uid);
+        span.set("k8s.node.name", node.to_owned());
+        if let Err(error) = &bound {
+            span.fail(error.to_string());
+        }
+        span.end();
+        bound
+    }
+
+    async fn place(self: &Arc<Self>, pod: &Arc<PodFacts>, node: &str) -> Result<(), BindError> {
+        let cards = self.assume(pod, node)?;
         match &pod.gang {
-            Some(gang) => self.bind_member(&pod, gang, node, cards).await,
-            None => self.commit(&pod, node, cards).await,
+            Some(gang) => self.bind_member(pod, gang, node, cards).await,
+            None => self.commit(pod, node, cards).await,
         }
     }
 
@@ -266,10 +285,13 @@ impl Engine {
     }
 
     fn binding_of(&self, pod: &PodFacts, node: &str, cards: &Cards) -> Binding {
-        let annotations = match (&pod.ask, pod.kind) {
+        let mut annotations = match (&pod.ask, pod.kind) {
             (Ok(ask), PodKind::Shared) => choice(cards, ask, node, (self.clock)().unix_nanos).write(ask),
             _ => Default::default(),
         };
+        if let Some(trace) = pod.trace.as_ref().filter(|_| self.settings.tracer.is_on()) {
+            annotations.insert(names::TRACEPARENT.to_owned(), trace.to_string());
+        }
         Binding {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),

@@ -1,6 +1,7 @@
 //! filter and prioritize.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_migrate_model::ask::PodKind;
 
@@ -37,6 +38,7 @@ impl Own {
 impl Engine {
     /// Which of the nodes the pod fits on; the best of them alone, by [`Settings::one_node`](super::Settings::one_node).
     pub fn filter(&self, verb: &'static str, body: &[u8]) -> Reply {
+        let began = Instant::now();
         let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
         if let Some(why) = self.not_ready() {
             self.called.notify_one();
@@ -54,11 +56,31 @@ impl Engine {
         if self.settings.one_node && !dry_run && !prefers && pod.kind != PodKind::Plain {
             self.pass_over_others(&pod, &request.nodes, &mut verdicts);
         }
+        if !dry_run {
+            self.trace_filter(&pod, &verdicts, &reasons, began);
+        }
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
         Reply {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),
             outcome: if some { Outcome::Ok } else { Outcome::Refused },
         }
+    }
+
+    fn trace_filter(&self, pod: &PodFacts, verdicts: &[Verdict], reasons: &Reasons, began: Instant) {
+        let Some(mut span) = self.settings.tracer.below(pod.trace.as_deref(), "filter", began) else {
+            return;
+        };
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let fitting =
+            verdicts.iter().filter(|verdict| matches!(verdict, Verdict::Fits | Verdict::PassedOver));
+        span.set_pod(&pod.namespace, &pod.name, &pod.uid);
+        span.set("gpu_migrate.nodes", count(verdicts.len()));
+        span.set("gpu_migrate.nodes.fitting", count(fitting.count()));
+        if !verdicts.contains(&Verdict::Fits) {
+            span.fail(reasons.texts().into_iter().next().unwrap_or_default());
+        }
+        span.keep_for(&pod.uid);
+        span.end();
     }
 
     /// Leaves the best of the nodes that fit.
@@ -84,6 +106,7 @@ impl Engine {
     /// gpu-admission also writes its choice of cards into the pod here. We do not, filter is pure (I7); with
     /// `bindVerb: bind` in the configuration the choice travels in the Binding, without it the node's bridge chooses.
     pub fn predicates(&self, body: &[u8]) -> Reply {
+        let began = Instant::now();
         let error = |text: &str| Reply { body: answer::filter_error(text), outcome: Outcome::Error };
         if let Some(why) = self.not_ready() {
             self.called.notify_one();
@@ -117,6 +140,7 @@ impl Engine {
                 }
             }
         }
+        self.trace_filter(&pod, &verdicts, &reasons, began);
         let some = verdicts.is_empty() || verdicts.contains(&Verdict::Fits);
         Reply {
             body: answer::filter(&request.nodes, &verdicts, &reasons.texts()),

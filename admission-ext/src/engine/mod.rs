@@ -20,6 +20,7 @@ use gpu_migrate_model::crd::GPUConfigSpec;
 use gpu_migrate_model::names;
 use gpu_migrate_model::score::{HostResources, ScoringStrategy};
 use gpu_migrate_model::view::PodView;
+use gpu_migrate_runtime::trace::Tracer;
 use parking_lot::{Mutex, RwLock};
 
 use self::locked::Locked;
@@ -72,6 +73,8 @@ pub struct Settings {
     pub held_binds: usize,
     /// Its scheduler is one of several: until that one calls there is nothing to do.
     pub beside_scheduler: bool,
+    /// Of pods whose review was traced.
+    pub tracer: Tracer,
 }
 
 impl Settings {
@@ -97,6 +100,7 @@ impl Default for Settings {
             gang_timeout: Self::GANG_TIMEOUT,
             held_binds: Self::HELD_BINDS,
             beside_scheduler: false,
+            tracer: Tracer::default(),
         }
     }
 }

@@ -72,6 +72,8 @@ pub struct PodFacts {
     /// Labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
     pub leaving: bool,
+    /// Context of its trace (`traceparent`), where there is one.
+    pub trace: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +158,7 @@ impl PodFacts {
             node_selector,
             group,
             leaving: pod.metadata.deletion_timestamp.is_some(),
+            trace: pod.metadata.annotation(names::TRACEPARENT).map(Arc::from),
             ask,
         }
     }

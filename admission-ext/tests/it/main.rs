@@ -12,4 +12,5 @@ mod preemption;
 mod properties;
 mod requeue;
 mod tls;
+mod traces;
 mod verbs;
