@@ -146,6 +146,7 @@ fn service(c: &mut Criterion) {
         b.iter_batched(
             || {
                 let config = AllocateConfig {
+                    tracer: Default::default(),
                     style: AnswerStyle::default(),
                     isolation: Arc::new(NoIsolation),
                     cdi: None,

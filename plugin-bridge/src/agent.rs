@@ -12,6 +12,7 @@ use gpu_migrate_model::units::CardIndex;
 use gpu_migrate_model::usage;
 use gpu_migrate_runtime::client::{self, ConnectError};
 use gpu_migrate_runtime::tasks::{TaskEnded, until};
+use gpu_migrate_runtime::trace::{TraceError, Tracer};
 use gpu_migrate_runtime::{Tasks, admin};
 use kube::Client;
 use tokio::runtime::Handle;
@@ -55,6 +56,8 @@ pub enum AgentError {
     #[error("{0}; the directory of the agent's state must be writable")]
     Lock(StateError),
     #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
     Ended(#[from] TaskEnded),
 }
 
@@ -73,6 +76,9 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
         node = %args.node_name, cards = inventory.cards.len(), driver = %inventory.driver_version,
         holders = node.with(|state, _| state.grants().count()), "ledger rebuilt"
     );
+    let mut tasks = Tasks::with_background(stop.clone(), others.clone());
+    let (program, spans) = ("gpu-migrate-bridge", node.metrics.spans.clone());
+    let tracer = Tracer::start(&args.trace, program, Some(&args.node_name), spans, &mut tasks)?;
     let config = Arc::new(AllocateConfig {
         style: args.style(),
         isolation: args.isolation(NodeFacts::read(
@@ -81,13 +87,13 @@ pub async fn run(args: Args, others: &Handle, stop: CancellationToken) -> Result
             &args.cgroup_dir,
         )),
         cdi: args.cdi_spec_dir.clone().map(CdiSpecs::new),
+        tracer,
     });
     isolation::check::once(&node, &*config.isolation);
     endpoint::remove_old_sockets(&node.paths.device_plugins());
     let directory = DirectoryWatch::start(node.paths.device_plugins(), stop.clone());
     let health = LastHealthy::new(&node, &watcher);
     let (upstreams, announced) = Upstreams::new(node.clone(), Arc::new(health.clone()));
-    let mut tasks = Tasks::with_background(stop.clone(), others.clone());
     tasks.spawn_background("health of the cards", watcher.run(node.clone(), health, stop.clone()));
 
     tasks.spawn_background(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
 use gpu_migrate_runtime::LogFormat;
+use gpu_migrate_runtime::trace::TraceArgs;
 
 use crate::isolation::{self, Folders, Isolation, Kind, NodeFacts};
 use crate::plugins::answer::{AnswerStyle, IdStrategy, ListStrategy};
@@ -83,6 +84,9 @@ pub struct Args {
     /// Where /livez, /readyz, /metrics and /cards are served; empty: nowhere.
     #[arg(long, env = "GPU_MIGRATE_METRICS_BIND", default_value = "[::]:9404", value_name = "ADDR")]
     pub metrics_bind: String,
+    /// Traces.
+    #[command(flatten)]
+    pub trace: TraceArgs,
     /// Form of the log lines; GPU_MIGRATE_LOG sets what is logged (default "info").
     #[arg(long, env = "GPU_MIGRATE_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,

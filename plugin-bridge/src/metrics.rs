@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_migrate_model::card::CardState;
+use gpu_migrate_runtime::trace::SpanMetrics;
 use gpu_migrate_runtime::watch::SkippedObjects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -71,6 +72,7 @@ pub struct Metrics {
     pub usage: Arc<Usage>,
     /// Objects of the watches that could not be read.
     pub skipped_objects: SkippedObjects,
+    pub spans: SpanMetrics,
 }
 
 impl Default for Metrics {
@@ -92,6 +94,7 @@ impl Default for Metrics {
             publish_failures: Counter::default(),
             usage: Arc::default(),
             skipped_objects: SkippedObjects::default(),
+            spans: SpanMetrics::default(),
         };
         let mut registry = Registry::default();
         metrics.register(registry.sub_registry_with_prefix("gpu_migrate_node_agent"));
@@ -145,6 +148,7 @@ impl Metrics {
         );
         r.register("publish_failures", "Failed writes to the API server", self.publish_failures.clone());
         self.skipped_objects.register(r);
+        self.spans.register(r);
         self.usage.register(r);
         r.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }

@@ -1,7 +1,7 @@
 //! The plugins of the two vcuda resources.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_migrate_kubelet_api::checkpoint::{Checkpoint, Entry};
 use gpu_migrate_kubelet_api::deviceplugin::{
@@ -11,7 +11,9 @@ use gpu_migrate_kubelet_api::deviceplugin::{
 use gpu_migrate_model::card::Card;
 use gpu_migrate_model::device_id::SharedResource;
 use gpu_migrate_model::ledger::HolderId;
+use gpu_migrate_model::names;
 use gpu_migrate_model::units::{CardIndex, Cores};
+use gpu_migrate_runtime::trace::{Span, Tracer};
 use tonic::Status;
 
 use super::answer::{AnswerStyle, outdated};
@@ -48,6 +50,8 @@ pub struct AllocateConfig {
     pub isolation: Arc<dyn Isolation>,
     /// Our own CDI specifications, where NVIDIA's are not available.
     pub cdi: Option<CdiSpecs>,
+    /// Of containers whose pod is traced.
+    pub tracer: Tracer,
 }
 
 impl SharedPlugin {
@@ -229,6 +233,37 @@ impl Plugin for Shared {
     }
 
     async fn allocate(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
+        let began = Instant::now();
+        let (granted, answer) = self.grant(ids).await?;
+        if let Some(holder) = &granted.candidate
+            && let Some(mut span) = self.span("Allocate", None, Some(holder), began)
+        {
+            let cards = self.cards(granted.cards);
+            let uuids: Vec<&str> = cards.iter().map(|card| card.uuid.as_str()).collect();
+            span.set("gpu_migrate.cards", uuids.join(","));
+            span.keep_for(&key(ids));
+            span.end();
+        }
+        Ok(answer)
+    }
+
+    async fn pre_start(&self, ids: Vec<String>) -> Result<PreStartContainerResponse, Status> {
+        let began = Instant::now();
+        let started = self.start(&ids).await;
+        let tracer = &self.config.tracer;
+        let allocate = if tracer.is_on() { tracer.take_kept(&key(&ids)) } else { None };
+        if let Some(mut span) = self.span("PreStartContainer", allocate, started.as_ref().ok(), began) {
+            if let Err(status) = &started {
+                span.fail(status.message().to_owned());
+            }
+            span.end();
+        }
+        started.map(|_| PreStartContainerResponse {})
+    }
+}
+
+impl Shared {
+    async fn grant(&self, ids: &[String]) -> Result<(SharedGrant, ContainerAllocateResponse), Status> {
         self.node.wait_for_candidate(self.resource, ids.len()).await;
         let decide = || self.node.with(|state, now| state.allocate_shared(self.resource, ids, now));
         let granted = decide_twice(&self.node, decide).await?;
@@ -255,11 +290,12 @@ impl Plugin for Shared {
                 return Err(error);
             }
         }
-        Ok(answer)
+        Ok((granted, answer))
     }
 
-    async fn pre_start(&self, ids: Vec<String>) -> Result<PreStartContainerResponse, Status> {
-        let holder = self.may_start(&ids).await.map_err(|refusal| {
+    /// The container that may start, prepared for it.
+    async fn start(&self, ids: &[String]) -> Result<HolderId, Status> {
+        let holder = self.may_start(ids).await.map_err(|refusal| {
             tracing::warn!(resource = ?self.resource, devices = ids.len(), %refusal, "PreStartContainer refused");
             Status::unavailable(refusal.to_string())
         })?;
@@ -268,10 +304,35 @@ impl Plugin for Shared {
         tracing::debug!(%holder, resource = ?self.resource, "container starts");
         // Once for each container: for its cores.
         if self.resource == SharedResource::Cores {
-            let this = self.clone();
+            let (this, holder, ids) = (self.clone(), holder.clone(), ids.to_vec());
             let prepared = in_time(off_thread(move || Ok(this.prepare(&holder, &ids)))).await;
             prepared.map_err(|error| Status::unavailable(format!("preparing the container: {error}")))??;
         }
-        Ok(PreStartContainerResponse {})
+        Ok(holder)
+    }
+
+    /// A span below `parent`, else below what the pod's annotation says. `None` where the pod is not traced.
+    fn span(
+        &self,
+        name: &'static str,
+        parent: Option<String>,
+        holder: Option<&HolderId>,
+        began: Instant,
+    ) -> Option<Span> {
+        let tracer = Some(&self.config.tracer).filter(|tracer| tracer.is_on())?;
+        let pod = holder.and_then(|holder| self.node.with(|state, _| state.pod(&holder.pod_uid).cloned()));
+        let annotated = || pod.as_ref()?.annotations.get(names::TRACEPARENT);
+        let mut span = tracer.below(parent.as_ref().or_else(annotated).map(String::as_str), name, began)?;
+        if let Some(pod) = &pod {
+            span.set_pod(&pod.namespace, &pod.name, &pod.uid);
+        }
+        if let Some(holder) = holder {
+            span.set("k8s.container.name", holder.container.clone());
+        }
+        span.set(
+            "gpu_migrate.resource",
+            self.node.with(|state, _| state.resource_name(&self.resource()).to_owned()),
+        );
+        Some(span)
     }
 }

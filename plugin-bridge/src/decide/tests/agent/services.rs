@@ -103,6 +103,7 @@ impl Services {
             Arc::new(Inventory { hardware: self.surroundings.hardware.clone(), cards, clock }),
         );
         let config = Arc::new(AllocateConfig {
+            tracer: Default::default(),
             style: AnswerStyle::default(),
             isolation: Arc::new(NoIsolation),
             cdi: None,
