@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use gpu_migrate_model::crd::MigrationPhase;
+use gpu_migrate_runtime::trace::TraceArgs;
 
 pub use self::map::MapNode;
 pub use self::observer::{Cards, Use, Violations};
@@ -58,6 +59,8 @@ pub struct DemoArgs {
     /// Port of the embedded API server [default: any free one]
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub port: u16,
+    #[command(flatten)]
+    pub trace: TraceArgs,
     /// Break something, to see the observer notice
     #[arg(long, hide = true, value_enum)]
     pub fault: Option<Fault>,
@@ -71,13 +74,13 @@ pub struct DemoArgs {
 /// A script that cannot be read, a step that did not come to pass, a part that ended.
 pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     // Exhaustive, so that a flag that is not read does not compile.
-    let DemoArgs { fast, script, keep, port, fault } = args;
+    let DemoArgs { fast, script, keep, port, trace, fault } = args;
     let script = Script::load(script.as_deref())?;
     // A provider that was installed before is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let folder = tempfile::Builder::new().prefix("gpu-migrate-").tempdir().context("a temporary folder")?;
     log_to(&folder.path().join("demo.log"));
-    let stage = Stage::build(folder.path(), port, &script.nodes, fault).await?;
+    let stage = Stage::build(folder.path(), port, &script.nodes, &trace, fault).await?;
     let nodes = map_nodes(&stage, &script);
     let screen = Screen::new(nodes, stage.observer.clone());
     let mut teller = Teller { stage, screen, fast, before: None, began: Instant::now() };

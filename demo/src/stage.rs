@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use gpu_migrate_model::names;
 use gpu_migrate_plugin_bridge::nvidia::SOCKET;
+use gpu_migrate_runtime::trace::TraceArgs;
 use kube::Client;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -63,6 +64,7 @@ impl Stage {
         folder: &Path,
         port: u16,
         nodes: &[NodeScript],
+        trace: &TraceArgs,
         fault: Option<Fault>,
     ) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
@@ -73,8 +75,8 @@ impl Stage {
         prepare(&client).await?;
 
         let extender = free_port()?;
-        let mut parts = vec![start_extender(&kubeconfig, extender)?];
-        parts.push(start_webhook(&kubeconfig, folder)?);
+        let mut parts = vec![start_extender(&kubeconfig, extender, trace)?];
+        parts.push(start_webhook(&kubeconfig, folder, trace)?);
         parts.push(start_operator(&kubeconfig)?);
 
         let (sender, happenings) = mpsc::unbounded_channel();
@@ -84,7 +86,8 @@ impl Stage {
             let cards: Vec<String> = (0..script.cards).map(|card| uuid(number, card)).collect();
             memory.extend(cards.iter().map(|uuid| (uuid.clone(), script.memory_mib)));
             let node =
-                start_node(folder, script, cards, &kubeconfig, &client, sender.clone(), fault, &stop).await?;
+                start_node(folder, script, cards, &kubeconfig, &client, sender.clone(), trace, fault, &stop)
+                    .await?;
             stage_nodes.insert(script.name.clone(), node);
         }
         let observer = Observer::start(&memory, happenings);
@@ -203,20 +206,26 @@ async fn prepare(client: &Client) -> anyhow::Result<()> {
     super::objects::apply(client, &own).await
 }
 
+/// The flags by which a part is told where traces go.
+fn flags(trace: &TraceArgs) -> Option<String> {
+    trace.otlp_endpoint.as_ref().map(|endpoint| format!("--otlp-endpoint={endpoint}"))
+}
+
 /// A port that is free now. Whoever takes it before us makes the part fail, and the demo says so.
 fn free_port() -> std::io::Result<u16> {
     Ok(std::net::TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?.local_addr()?.port())
 }
 
-fn start_extender(kubeconfig: &Path, port: u16) -> anyhow::Result<Process> {
+fn start_extender(kubeconfig: &Path, port: u16, trace: &TraceArgs) -> anyhow::Result<Process> {
     let bind = format!("127.0.0.1:{port}");
     let kubeconfig = kubeconfig.display().to_string();
     let arguments = ["extender", "--kubeconfig", &kubeconfig, "--bind", &bind, "--metrics-bind", ""];
+    let arguments = arguments.map(str::to_owned).into_iter().chain(flags(trace));
     let arguments = gpu_migrate_admission_ext::run::Args::try_parse_from(arguments)?;
     Ok(Process::start("extender", gpu_migrate_admission_ext::run::run(arguments, CancellationToken::new()))?)
 }
 
-fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
+fn start_webhook(kubeconfig: &Path, folder: &Path, trace: &TraceArgs) -> anyhow::Result<Process> {
     let bind = format!("127.0.0.1:{}", free_port()?);
     let (kubeconfig, url) = (kubeconfig.display().to_string(), format!("https://{bind}"));
     let tls = folder.join("webhook-tls");
@@ -238,6 +247,7 @@ fn start_webhook(kubeconfig: &Path, folder: &Path) -> anyhow::Result<Process> {
         "--service-url",
         &url,
     ];
+    let arguments = arguments.map(str::to_owned).into_iter().chain(flags(trace));
     let arguments = gpu_migrate_webhook::args::Args::try_parse_from(arguments)?;
     Ok(Process::start("webhook", gpu_migrate_webhook::run::run(arguments, CancellationToken::new()))?)
 }
@@ -279,6 +289,7 @@ async fn start_node(
     kubeconfig: &Path,
     client: &Client,
     observer: mpsc::UnboundedSender<gpu_migrate_sim::cluster::kubelet::Happening>,
+    trace: &TraceArgs,
     fault: Option<Fault>,
     stop: &CancellationToken,
 ) -> anyhow::Result<StageNode> {
@@ -308,7 +319,7 @@ async fn start_node(
         "--metrics-bind",
         "",
     ];
-    let arguments: Vec<String> = arguments.map(str::to_owned).into();
+    let arguments: Vec<String> = arguments.map(str::to_owned).into_iter().chain(flags(trace)).collect();
     let plugin = NvidiaPlugin::new(cards.clone());
     if fault == Some(Fault::LyingPlugin) {
         plugin.set_trouble(Trouble::Lies);
