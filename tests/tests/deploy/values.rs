@@ -17,6 +17,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("priorityClassName", "priorityClassName=marker", "priorityClassName: marker"),
     ("logFormat", "logFormat=text", "--log-format=text"),
     ("logLevel", "logLevel=debug", r#"value: "debug""#),
+    ("tracing.endpoint", "tracing.endpoint=http://marker:4317", "http://marker:4317"),
     ("webhook.replicas", "webhook.replicas=7", "replicas: 7"),
     ("webhook.port", "webhook.port=10443", "containerPort: 10443"),
     ("webhook.timeoutSeconds", "webhook.timeoutSeconds=7", "--timeout-seconds=7"),
@@ -305,4 +306,19 @@ fn the_webhook_can_be_on_the_hosts_network() {
         (Some(true), Some("ClusterFirstWithHostNet"))
     );
     assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], 10443);
+}
+
+#[test]
+fn traces_are_sent_by_who_is_on_the_path_of_a_pod_and_only_where_a_collector_is_named() {
+    let endpoint = "http://otel-collector.monitoring:4317";
+    for (values, expected) in [(vec![], false), (vec![format!("tracing.endpoint={endpoint}")], true)] {
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let Some(pods) = pods_with(&values) else { return };
+        for (name, pod) in pods {
+            let on_path = ["webhook", "extender", "scheduler", "bridge"];
+            let on_path = on_path.iter().any(|part| name.starts_with(&format!("gpu-migrate-{part}")));
+            let flag = pod["spec"]["containers"].to_string().matches(endpoint).count();
+            assert_eq!(flag, usize::from(expected && on_path), "{name}");
+        }
+    }
 }

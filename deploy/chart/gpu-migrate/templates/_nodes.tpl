@@ -117,6 +117,9 @@ spec:
             {{- end }}
             - --metrics-bind=[::]:9404
             - --log-format={{ .root.Values.logFormat }}
+            {{- with .root.Values.tracing.endpoint }}
+            - --otlp-endpoint={{ . }}
+            {{- end }}
           env:
             - {name: GPU_MIGRATE_LOG, value: {{ .root.Values.logLevel | quote }}}
             - name: NODE_NAME
