@@ -289,7 +289,7 @@ async fn export(
 ) {
     let mut failing = false;
     let mut batch = Vec::new();
-    while !stop.is_cancelled() {
+    loop {
         if stop.run_until_cancelled(queued.recv_many(&mut batch, BATCH)).await == Some(0) {
             // Nobody traces any more.
             stop.cancelled().await;
@@ -300,8 +300,9 @@ async fn export(
         {
             batch.push(span);
         }
+        let last = stop.is_cancelled();
         if batch.is_empty() {
-            continue;
+            return;
         }
         let spans = batch.len();
         let sent = tokio::time::timeout(EXPORT, exporter.export(std::mem::take(&mut batch)));
@@ -330,6 +331,9 @@ async fn export(
             _ => {}
         }
         failing = problem.is_some();
+        if last || failing && stop.is_cancelled() {
+            return;
+        }
     }
 }
 
