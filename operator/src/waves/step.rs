@@ -220,9 +220,12 @@ impl<'a> Machine<'a> {
         let late = gate::is_late(&rollout.gate, progress, self.input.now);
         let former = self.raw.iter().filter(former).filter(|one| one.conversion.is_some() && !late).count();
         let free = (rollout.max_unavailable.max(1) as usize).saturating_sub(restarting.len() + former);
-        let begin = pending.iter().filter(|one| !one.labelled).take(free);
+        let begin = pending.iter().filter(|one| !one.labelled).take(free).collect::<Vec<_>>();
+        if let Some(why) = self.unusable_names().filter(|_| !begin.is_empty()) {
+            return self.hold(&why);
+        }
         let target = self.target.id.clone().unwrap_or_default();
-        self.actions = begin.map(|one| Action::Convert(one.key.clone(), target.clone())).collect();
+        self.actions = begin.iter().map(|one| Action::Convert(one.key.clone(), target.clone())).collect();
         if !self.actions.is_empty() {
             self.status.wave_started_at = Some(self.input.now.to_string());
         }
@@ -275,13 +278,10 @@ impl<'a> Machine<'a> {
 
     /// Why the wave must not pass although nothing has failed.
     fn nothing_to_judge(&self) -> Option<String> {
-        let Input { spec, seen, .. } = self.input;
-        let wave = spec.rollout.waves.get(self.wave() as usize - 1)?;
-        let unusable = wave.workloads.iter().flatten().filter_map(|name| self.unusable(name));
-        let unusable = unusable.collect::<Vec<_>>();
-        if !unusable.is_empty() {
-            return Some(format!("{}; correct spec.rollout.waves", first_three(unusable)));
+        if let Some(why) = self.unusable_names() {
+            return Some(why);
         }
+        let Input { spec, seen, .. } = self.input;
         if seen.iter().all(|one| one.management != Management::Restart) {
             return Some(format!(
                 "the project has no workload that the operator can restart; expected in namespaces with the labels {}=true and \
@@ -305,6 +305,14 @@ impl<'a> Machine<'a> {
                     .into()
             }
         })
+    }
+
+    /// Which names of the wave the operator cannot use: nothing more of it is converted before they are corrected.
+    fn unusable_names(&self) -> Option<String> {
+        let wave = self.input.spec.rollout.waves.get(self.wave() as usize - 1)?;
+        let unusable = wave.workloads.iter().flatten().filter_map(|name| self.unusable(name));
+        let unusable = unusable.collect::<Vec<_>>();
+        (!unusable.is_empty()).then(|| format!("{}; correct spec.rollout.waves", first_three(unusable)))
     }
 
     /// Why the operator cannot convert a workload that the policy names.

@@ -518,12 +518,21 @@ fn a_wave_that_names_nothing_usable_waits_and_says_so() {
     world.edit(|spec| spec.rollout.waves[0] = named(&[0]));
     world.ticks(60);
     assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 3));
-    // One of two is misspelt: the other moves, and no further wave begins.
-    let mut two = named(&[1]);
-    two.workloads.as_mut().unwrap().extend(typo().workloads.unwrap());
-    let mut world = World::new(3, vec![two, percent(100)]);
+}
+
+#[test]
+fn a_wave_with_one_misspelt_name_changes_nothing_before_it_is_corrected() {
+    let mut wave = named(&[1, 2]);
+    wave.workloads.as_mut().unwrap().push("Deployment/ns/cannary".into());
+    let mut world = World::new(3, vec![wave, percent(100)]);
+    let decision = world.tick();
+    assert_eq!((decision.actions.as_slice(), world.status.wave), (&[][..], Some(1)));
+    assert!(decision.stalled.unwrap().contains("Deployment/ns/cannary does not exist"));
     world.ticks(100);
-    assert_eq!((world.status.wave, world.labelled()), (Some(1), [1].into()));
+    assert_eq!((world.status.phase, world.labelled()), (Phase::Running, [].into()));
+    world.edit(|spec| spec.rollout.waves[0] = named(&[1, 2]));
+    world.ticks(60);
+    assert_eq!((world.status.phase, world.labelled().len()), (Phase::Complete, 3));
 }
 
 #[test]
