@@ -17,6 +17,7 @@ pub mod names;
 pub mod place;
 pub mod quantity;
 pub mod score;
+pub mod selector;
 pub mod target;
 pub mod text;
 pub mod topology;

@@ -3,7 +3,7 @@
 use gpu_migrate_model::crd::{
     Driver, Exporter, GPUConfigSpec, GPUConfigStatus, Isolation, PluginMode, PoolStatus,
 };
-use kube::core::{Selector, SelectorExt as _};
+use gpu_migrate_model::selector;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub fn settings(spec: &GPUConfigSpec, node: &str, labels: &BTreeMap<String, Stri
         return Some(NodeSettings { pool: None, plugin: orphans.plugin, isolation, exporter, driver: None });
     }
     let pool = spec.node_pools.iter().find(|pool| {
-        Selector::try_from(pool.selector.clone())
-            .is_ok_and(|selector| !selector.selects_all() && selector.matches(labels))
+        let label = |key: &str| labels.get(key).map(String::as_str);
+        !selector::is_empty(&pool.selector) && selector::matches(&pool.selector, label)
     })?;
     Some(NodeSettings {
         pool: Some(pool.name.clone()),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gpu_migrate_model::annotation::PolicyRef;
 use gpu_migrate_model::crd::specificity;
 use gpu_migrate_model::names;
+use gpu_migrate_model::selector::matches;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
@@ -235,7 +236,7 @@ impl Policy {
 
     fn applies(&self, namespace: &str, pod: &PodView<'_>) -> bool {
         (self.namespaces.is_empty() || self.namespaces.iter().any(|name| name == namespace))
-            && self.selector.as_ref().is_none_or(|selector| matches(selector, pod))
+            && self.selector.as_ref().is_none_or(|selector| matches(selector, |key| pod.metadata.label(key)))
     }
 
     /// Whether the rollout has reached a pod of `owner`.
@@ -247,23 +248,4 @@ impl Policy {
             Rollout::Percent(percent) => in_share(&owner.key(namespace), percent),
         }
     }
-}
-
-/// Kubernetes' label selector on a pod's labels.
-fn matches(selector: &LabelSelector, pod: &PodView<'_>) -> bool {
-    let labels = selector.match_labels.iter().flatten();
-    let expressions = selector.match_expressions.iter().flatten();
-    labels.into_iter().all(|(key, value)| pod.metadata.label(key) == Some(value))
-        && expressions.into_iter().all(|expression| {
-            let value = pod.metadata.label(&expression.key);
-            let listed = || value.is_some_and(|v| expression.values.iter().flatten().any(|entry| entry == v));
-            match expression.operator.as_str() {
-                "In" => listed(),
-                "NotIn" => !listed(),
-                "Exists" => value.is_some(),
-                "DoesNotExist" => value.is_none(),
-                // Compiling has refused every other operator.
-                _ => false,
-            }
-        })
 }
