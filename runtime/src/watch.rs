@@ -1,8 +1,10 @@
 //! Watches that go on for ever: after an error with back-off, past a malformed object with a warning and a count.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use futures::{Stream, StreamExt as _};
+use kube::api::{ApiResource, DynamicObject};
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -51,7 +53,7 @@ pub enum Update<K> {
     Event(Event<K>),
     /// The watch was interrupted and is tried again; what is known stays.
     Interrupted,
-    /// There is no such kind in this cluster; it is looked for again, at last every 30 s.
+    /// There is no such kind in this cluster, or for [`watch_dynamic`] no right to it; it is looked for again, at last every 30 s.
     Undefined,
 }
 
@@ -76,6 +78,25 @@ pub fn watch_guarded<K: Object>(
 /// Watches objects for ever. Interruptions are logged here. A malformed object would interrupt the watch again and again: this
 /// is for types that the API server itself validates.
 pub fn watch<K: Object>(api: Api<K>, config: Config) -> impl Stream<Item = Update<K>> + Send + Unpin {
+    watch_kind(api, config, K::kind(&()).into_owned(), is_undefined)
+}
+
+/// The same for a kind that is known only while the program runs. Without the right to list and watch it, it counts as undefined.
+pub fn watch_dynamic(
+    api: Api<DynamicObject>,
+    config: Config,
+    resource: &ApiResource,
+) -> impl Stream<Item = Update<DynamicObject>> + Send + Unpin + use<> {
+    let kind = format!("{}.{}", resource.plural, resource.group);
+    watch_kind(api, config, kind, |error| is_undefined(error) || is_forbidden(error))
+}
+
+fn watch_kind<K: Resource + Clone + Debug + DeserializeOwned + Send + 'static>(
+    api: Api<K>,
+    config: Config,
+    kind: String,
+    is_undefined: fn(&watcher::Error) -> bool,
+) -> impl Stream<Item = Update<K>> + Send + Unpin {
     let mut undefined = false;
     let update = move |event| match event {
         Ok(event) => {
@@ -83,17 +104,80 @@ pub fn watch<K: Object>(api: Api<K>, config: Config) -> impl Stream<Item = Updat
             Update::Event(event)
         }
         Err(error) if is_undefined(&error) => {
-            if !std::mem::replace(&mut undefined, true) {
-                tracing::info!(kind = %K::kind(&()), "not defined in this cluster");
+            match (std::mem::replace(&mut undefined, true), is_forbidden(&error)) {
+                (true, _) => {}
+                (false, true) => tracing::warn!(kind, %error, "not allowed: grant list and watch"),
+                (false, false) => tracing::info!(kind, "not defined in this cluster"),
             }
             Update::Undefined
         }
         Err(error) => {
-            tracing::warn!(kind = %K::kind(&()), %error, "watch interrupted; retrying");
+            tracing::warn!(kind, %error, "watch interrupted; retrying");
             Update::Interrupted
         }
     };
     watcher(api, config).default_backoff().map(update).boxed()
+}
+
+/// What a watch has shown so far, reduced to what is needed of each object; kube's reflector keeps whole objects.
+#[derive(Clone, Debug)]
+pub struct Gathered<Id, V> {
+    /// What there is.
+    pub live: BTreeMap<Id, V>,
+    /// What the listing in progress has shown.
+    listing: BTreeSet<Id>,
+    /// Everything was listed once.
+    pub listed: bool,
+}
+
+impl<Id, V> Default for Gathered<Id, V> {
+    fn default() -> Self {
+        Self { live: BTreeMap::new(), listing: BTreeSet::new(), listed: false }
+    }
+}
+
+impl<Id: Ord + Clone, V> Gathered<Id, V> {
+    /// Takes an event; `read` gives what is needed of an object, `None` where that is nothing. True where `live` is complete and may have
+    /// changed. What a new listing lacks is removed at its end.
+    pub fn take<K>(&mut self, event: Event<K>, read: impl Fn(&K) -> (Id, Option<V>)) -> bool {
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(object) => {
+                let (id, value) = read(&object);
+                if value.is_some() {
+                    self.listing.insert(id.clone());
+                }
+                self.set(id, value);
+            }
+            Event::InitDone => {
+                let listing = std::mem::take(&mut self.listing);
+                self.live.retain(|id, _| listing.contains(id));
+                self.listed = true;
+                return true;
+            }
+            Event::Apply(object) => {
+                let (id, value) = read(&object);
+                return self.set(id, value);
+            }
+            Event::Delete(object) => return self.live.remove(&read(&object).0).is_some(),
+        }
+        false
+    }
+
+    /// There is nothing: the kind is not defined.
+    pub fn clear(&mut self) {
+        *self = Self { listed: true, ..Self::default() };
+    }
+
+    fn set(&mut self, id: Id, value: Option<V>) -> bool {
+        match value {
+            Some(value) => {
+                self.live.insert(id, value);
+                true
+            }
+            None => self.live.remove(&id).is_some(),
+        }
+    }
 }
 
 /// Lists objects, without those that cannot be read.
@@ -113,4 +197,43 @@ pub async fn list<K: Object>(
 /// The custom resource is not defined in this cluster.
 fn is_undefined(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 403
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_listing_lacks_is_gone_at_its_end_and_not_before() {
+        let mut gathered = Gathered::<&str, u32>::default();
+        // An object is its name and a number; zero is not needed.
+        let mut take = |event| {
+            let complete =
+                gathered.take(event, |(name, value)| (*name, Some(*value).filter(|value| *value > 0)));
+            (complete, gathered.live.clone().into_iter().collect::<Vec<_>>())
+        };
+        assert_eq!(take(Event::Init), (false, vec![]));
+        assert!(!take(Event::InitApply(("a", 1))).0);
+        assert!(!take(Event::InitApply(("b", 0))).0);
+        assert_eq!(take(Event::InitDone), (true, vec![("a", 1)]));
+        assert_eq!(take(Event::Apply(("b", 0))), (false, vec![("a", 1)]), "it is not needed");
+        assert_eq!(take(Event::Apply(("b", 2))), (true, vec![("a", 1), ("b", 2)]));
+        assert_eq!(take(Event::Apply(("a", 0))), (true, vec![("b", 2)]));
+        assert_eq!(take(Event::Apply(("a", 3))), (true, vec![("a", 3), ("b", 2)]));
+        // The watch was lost and lists again.
+        assert_eq!(take(Event::Init), (false, vec![("a", 3), ("b", 2)]));
+        assert_eq!(take(Event::InitApply(("b", 5))), (false, vec![("a", 3), ("b", 5)]));
+        assert_eq!(take(Event::InitDone), (true, vec![("b", 5)]));
+        assert_eq!(take(Event::Delete(("b", 5))), (true, vec![]));
+        gathered.clear();
+        assert!(gathered.listed);
+    }
 }

@@ -1,7 +1,7 @@
 //! Policies from GPUMigration objects and labels from Namespaces; from GPUShadows the largest card, from RuntimeClasses those
 //! with an overhead. All are watched: nothing is asked while a review waits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::StreamExt;
 use gpu_migrate_model::crd::{GPUMigration, GPUShadow, RecordedConversion, RolloutSettings};
 use gpu_migrate_model::names;
-use gpu_migrate_runtime::watch::{Update, watch, watch_guarded};
+use gpu_migrate_runtime::watch::{Gathered, Update, watch, watch_guarded};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
-use kube::runtime::watcher::{Config, Event};
+use kube::runtime::watcher::Config;
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -91,14 +91,14 @@ impl ClusterSource {
     pub async fn run(mut self, stop: CancellationToken) {
         let (verdicts, receiver) = mpsc::channel(64);
         let mut reporting = pin!(conditions::run(self.client.clone(), receiver, self.leading.clone()));
-        let mut policies = Gathered::<Guarded>::default();
-        let mut namespaces = Gathered::<Arc<BTreeMap<String, String>>>::default();
+        let mut policies = Gathered::<String, Guarded>::default();
+        let mut namespaces = Gathered::<String, Arc<BTreeMap<String, String>>>::default();
         let api = Api::<Guarded>::all(self.client.clone());
         let mut policy_updates = watch_guarded(api, Config::default(), self.store.skipped_objects());
         let api = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
         let mut namespace_updates = watch(api, Config::default());
-        let mut cards = Gathered::<u64>::default();
-        let mut classes = Gathered::<bool>::default();
+        let mut cards = Gathered::<String, u64>::default();
+        let mut classes = Gathered::<String, bool>::default();
         let mut cluster = ClusterFacts::default();
         let api = Api::<DeserializeGuard<GPUShadow>>::all(self.client.clone());
         let mut card_updates = watch_guarded(api, Config::default(), self.store.skipped_objects());
@@ -108,7 +108,7 @@ impl ClusterSource {
                 () = stop.cancelled() => break,
                 () = &mut reporting => break,
                 Some(update) = policy_updates.next() => match update {
-                    Update::Event(event) => if policies.take(event, Guarded::clone) {
+                    Update::Event(event) => if policies.take(event, |policy| (policy.name_any(), Some(policy.clone()))) {
                         self.ready.policies.store(true, Ordering::Release);
                         self.publish(&policies.live, &verdicts);
                     },
@@ -116,14 +116,14 @@ impl ClusterSource {
                     Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
                 Some(update) = namespace_updates.next() => match update {
-                    Update::Event(event) => if namespaces.take(event, Self::labels) {
+                    Update::Event(event) => if namespaces.take(event, |namespace| (namespace.name_any(), Some(Self::labels(namespace)))) {
                         self.ready.namespaces.store(true, Ordering::Release);
-                        self.store.set_namespaces(namespaces.live.clone());
+                        self.store.set_namespaces(namespaces.live.clone().into_iter().collect());
                     },
                     Update::Interrupted | Update::Undefined => self.store.count_error(),
                 },
                 Some(update) = card_updates.next() => match update {
-                    Update::Event(event) => if cards.take(event, largest_card) {
+                    Update::Event(event) => if cards.take(event, |shadow| (shadow.name_any(), Some(largest_card(shadow)))) {
                         cluster.largest_card_mib = cards.live.values().copied().max().filter(|mib| *mib > 0);
                         self.store.set_cluster(cluster.clone());
                     },
@@ -131,8 +131,8 @@ impl ClusterSource {
                     Update::Undefined => {}
                 },
                 Some(update) = class_updates.next() => match update {
-                    Update::Event(event) => if classes.take(event, |class| class.overhead.is_some()) {
-                        cluster.runtime_classes = Some(classes.live.clone().into_iter().collect());
+                    Update::Event(event) => if classes.take(event, |class| (class.name_any(), Some(class.overhead.is_some()))) {
+                        cluster.runtime_classes = Some(classes.live.clone());
                         self.store.set_cluster(cluster.clone());
                     },
                     Update::Interrupted | Update::Undefined => self.store.count_error(),
@@ -150,7 +150,7 @@ impl ClusterSource {
     }
 
     /// Puts the policies into force if a spec changed, and reports on each. Their statuses change all the time.
-    fn publish(&mut self, live: &HashMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
+    fn publish(&mut self, live: &BTreeMap<String, Guarded>, verdicts: &mpsc::Sender<Vec<Verdict>>) {
         let readable: Vec<&GPUMigration> =
             live.values().filter_map(|guarded| guarded.0.as_ref().ok()).collect();
         let broken: Vec<&InvalidObject> =
@@ -182,41 +182,4 @@ impl ClusterSource {
 fn largest_card(shadow: &DeserializeGuard<GPUShadow>) -> u64 {
     let status = shadow.0.as_ref().ok().and_then(|shadow| shadow.status.as_ref());
     status.into_iter().flat_map(|status| &status.cards).map(|card| card.card.memory_mib).max().unwrap_or(0)
-}
-
-/// What a watch has shown so far, by name. kube's reflector would keep whole objects; of a GPUShadow one number is enough.
-struct Gathered<V> {
-    live: HashMap<String, V>,
-    listing: Option<HashMap<String, V>>,
-}
-
-impl<V> Default for Gathered<V> {
-    fn default() -> Self {
-        Self { live: HashMap::new(), listing: None }
-    }
-}
-
-impl<V> Gathered<V> {
-    /// Takes an event; true when `live` has changed. A new listing replaces everything at its end, not before.
-    fn take<K: Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
-        match event {
-            Event::Init => {
-                self.listing = Some(HashMap::new());
-                false
-            }
-            Event::InitApply(object) => {
-                self.listing.get_or_insert_default().insert(object.name_any(), value(&object));
-                false
-            }
-            Event::InitDone => {
-                self.live = self.listing.take().unwrap_or_default();
-                true
-            }
-            Event::Apply(object) => {
-                self.live.insert(object.name_any(), value(&object));
-                true
-            }
-            Event::Delete(object) => self.live.remove(&object.name_any()).is_some(),
-        }
-    }
 }
