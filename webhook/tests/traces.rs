@@ -47,7 +47,7 @@ fn reviewed(review: &Value, spec: Value) -> (Value, Option<TracedPod>) {
     let mut pod = review["request"]["object"].clone();
     if let Some(patch) = body["response"]["patch"].as_str() {
         let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
-        json_patch::patch(&mut pod, &serde_json::from_slice(&patch).unwrap()).unwrap();
+        json_patch::patch(&mut pod, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
     }
     (pod, answer.traced)
 }

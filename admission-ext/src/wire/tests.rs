@@ -82,7 +82,8 @@ fn a_whole_node_gives_its_name_and_its_capacity() {
     assert_eq!(names, ["fake-a", "fake-b", "fake-c", "vm"]);
     let view = items[0].view().unwrap();
     assert_eq!(view.status.capacity.get("tencent.com/vcuda-core").unwrap().as_str(), "800");
-    assert!(view.status.capacity.get("cpu").is_none(), "what has no domain is skipped");
+    assert!(view.status.capacity.get("cpu").is_some(), "scores look at it");
+    assert!(view.status.capacity.get("pods").is_none(), "nobody counts it");
 }
 
 #[test]

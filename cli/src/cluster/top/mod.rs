@@ -664,9 +664,9 @@ mod tests {
         let draw = |live: &mut Live| anstream::adapter::strip_str(&live.draw(&seen, (80, 22))).to_string();
         let screen = draw(&mut live);
         assert!(screen.lines().count() <= 22 && screen.contains("all 1000"), "{screen}");
-        assert!(screen.contains("\n1 to 9 and 1991 more (--limit)"), "{screen}");
+        assert!(screen.contains("\n1 to 8 and 1992 more (--limit)"), "{screen}");
         live.press(KeyCode::End, (80, 22));
         let screen = draw(&mut live);
-        assert!(screen.contains("\n1992 to 2000 (--limit)"), "{screen}");
+        assert!(screen.contains("\n1993 to 2000 (--limit)"), "{screen}");
     }
 }
