@@ -8,21 +8,29 @@ use crate::metrics::Metrics;
 use crate::nodes::decide::{self, NodeInput, NodePlan, desired};
 use crate::nodes::{Desired, Labels, NodeView, OperatorCondition, daemonsets};
 use crate::pools;
-use gpu_migrate_model::crd::{GPUConfigStatus, GPUShadow, PluginMode};
+use futures::StreamExt as _;
+use gpu_migrate_model::crd::{GPUConfig, GPUConfigStatus, GPUShadow, PluginMode};
 use gpu_migrate_model::text::some_of;
+use gpu_migrate_runtime::watch::{SkippedObjects, Update, watch_guarded};
 use jiff::Timestamp;
-use kube::Client;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{Config, Event};
+use kube::{Api, Client, Resource as _};
 use observe::ClusterState;
 pub(crate) use observe::NAME;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Reconcile interval; bounds how long a new node stays unlabelled.
-const INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reconciles until it is dropped.
-pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics) {
+/// Reconciles until it is dropped: when the GPUConfig changes, and every `interval` for what changes on nodes.
+pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics, interval: Duration) {
     let mut reported = BTreeSet::new();
+    // One that cannot be read is counted by the GPUMigration loop, which watches it too.
+    let api = Api::<DeserializeGuard<GPUConfig>>::all(client.clone());
+    let mut changes = watch_guarded(api, only_ours(), SkippedObjects::default());
+    let mut generation = None;
     loop {
         match reconcile(&client, &namespace, Timestamp::now()).await {
             Err(error) => {
@@ -37,8 +45,29 @@ pub(crate) async fn run(client: Client, namespace: String, metrics: Metrics) {
                 reported = problems;
             }
         }
-        tokio::time::sleep(INTERVAL).await;
+        let next = async {
+            while let Some(update) = changes.next().await {
+                // Our own writes of its status are no change.
+                let now = match &update {
+                    Update::Event(Event::InitApply(config) | Event::Apply(config)) => {
+                        config.meta().generation
+                    }
+                    Update::Event(Event::Delete(_)) => None,
+                    _ => continue,
+                };
+                if std::mem::replace(&mut generation, now) != now {
+                    break;
+                }
+            }
+        };
+        // What is over is the wait, not the watch.
+        _ = tokio::time::timeout(interval, next).await;
     }
+}
+
+/// The one GPUConfig that counts.
+pub(crate) fn only_ours() -> Config {
+    Config::default().fields(&format!("metadata.name={NAME}"))
 }
 
 /// Reconciles all nodes; returns the problems of the templates.
@@ -233,3 +262,39 @@ fn status(
 
 /// Problems that a message names; the others are counted.
 const NAMED: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrations::tests::api_server;
+    use kube::api::{Patch, PatchParams, PostParams};
+    use serde_json::json;
+
+    #[tokio::test]
+    async fn a_change_of_the_gpuconfig_is_acted_upon_before_the_next_interval() {
+        let (_running, client) = api_server().await;
+        let configs = Api::<GPUConfig>::all(client.clone());
+        let config = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUConfig", "metadata": {"name": NAME}, "spec": {}});
+        configs.create(&PostParams::default(), &serde_json::from_value(config).unwrap()).await.unwrap();
+        let never = Duration::from_secs(3600);
+        let running = run(client.clone(), "default".to_owned(), Metrics::default(), never);
+        let edits = async {
+            let observed =
+                async || configs.get(NAME).await.unwrap().status.unwrap_or_default().observed_generation;
+            for generation in 1..4 {
+                while observed().await != Some(generation) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let name = format!("pool-{generation}");
+                let pool =
+                    json!({"name": name, "selector": {"matchLabels": {"pool": "a"}}, "plugin": "Legacy"});
+                let patch = json!({"spec": {"nodePools": [pool]}});
+                configs.patch(NAME, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+            }
+        };
+        tokio::select! {
+            () = running => panic!("it ended"),
+            outcome = tokio::time::timeout(Duration::from_secs(60), edits) => outcome.expect("it waits for the next interval"),
+        }
+    }
+}

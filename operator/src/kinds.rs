@@ -1,11 +1,12 @@
 //! Kinds of workloads that are not Kubernetes' own: how the operator converts them, and which cannot be converted. Pure.
 //!
-//! The owner switches a kind on in the GPUConfig (`spec.workloadKinds`) and grants the operator `list` and `patch` on it. The
+//! The owner switches a kind on in the GPUConfig (`spec.workloadKinds`) and grants the operator `list`, `watch` and `patch` on it. The
 //! descriptions here are those that only need their name there.
 
 use crate::project::Workload;
 use crate::waves::Key;
 use gpu_migrate_model::crd::{FieldRule, PodPlace, WorkloadKind};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -96,34 +97,40 @@ impl Described {
         let by_hand =
             by_hand.map(|rule| format!("{} is {}", words(&rule.path), text(object, &rule.path, "")));
         let replicas = text(object, "/spec/replicas", "1").parse().unwrap_or(1);
-        let template = serde_json::from_value(template).ok()?;
+        let template: PodTemplateSpec = serde_json::from_value(template).ok()?;
         let rolled_out = self.spec.ready.iter().all(|rule| holds(rule, object));
         Some(Workload::described(
             (key, &metadata),
-            template,
-            selector,
+            &template,
+            &selector,
             rolled_out,
             by_hand.as_deref(),
             replicas,
         ))
     }
 
-    /// The merge patch that puts metadata into every pod template of an object.
+    /// Paths of the metadata of the pod templates that an object has.
     #[must_use]
-    pub fn patch(&self, object: &Value, metadata: &Value) -> Value {
-        let mut patch = json!({});
-        for place in self.places(object) {
-            let mut at = &mut patch;
-            for token in place.metadata.split('/').skip(1) {
-                if !at.is_object() {
-                    *at = Value::Object(Map::new());
-                }
-                at = &mut at[token];
-            }
-            *at = metadata.clone();
-        }
-        patch
+    pub fn templates(&self, object: &Value) -> Vec<String> {
+        self.places(object).into_iter().map(|place| place.metadata.clone()).collect()
     }
+}
+
+/// The merge patch that puts metadata into every pod template of an object.
+#[must_use]
+pub fn patch(templates: &[String], metadata: &Value) -> Value {
+    let mut patch = json!({});
+    for template in templates {
+        let mut at = &mut patch;
+        for token in template.split('/').skip(1) {
+            if !at.is_object() {
+                *at = Value::Object(Map::new());
+            }
+            at = &mut at[token];
+        }
+        *at = metadata.clone();
+    }
+    patch
 }
 
 fn containers(place: &PodPlace, object: &Value) -> Vec<Value> {
@@ -352,7 +359,8 @@ mod tests {
             let one = seen(name, spec(form), ready.clone()).unwrap_or_else(|| panic!("{name} is not read"));
             assert!(one.rolled_out && one.management == Management::Restart, "{name}");
             assert!(one.cards >= 1, "{name}");
-            let patch = of(name).patch(&json!({"spec": spec(form)}), &json!({"labels": {"l": "true"}}));
+            let templates = of(name).templates(&json!({"spec": spec(form)}));
+            let patch = patch(&templates, &json!({"labels": {"l": "true"}}));
             assert_eq!(patch.pointer(labels), Some(&json!({"l": "true"})), "{name}: {patch}");
         }
         assert_eq!(shipped().len(), 7, "each is in the table above");

@@ -2,7 +2,7 @@
 //!
 //! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`kinds`] (foreign kinds of them), [`pools`] (settings of a node), [`nodes`] (its
 //! components and the steps between plugin modes), [`patches`] (bodies of writes). Feature `server`: `migrations` and `config` (the
-//! reconcilers), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown),
+//! reconcilers), `watched` (what the watches have shown), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown),
 //! `status` (the status page).
 
 #[cfg(feature = "server")]
@@ -26,4 +26,6 @@ pub mod run;
 pub mod status;
 #[cfg(feature = "server")]
 mod term;
+#[cfg(feature = "server")]
+mod watched;
 pub mod waves;

@@ -1,41 +1,37 @@
-//! The GPUMigration reconciler: list, decide, write the status, act. Level-triggered, by a watch of the policies and by when each is due.
+//! The GPUMigration reconciler: decide from what the watches have shown, write the status, act. Level-triggered, by changes of the policies
+//! and by when each is due.
 
-use crate::config;
-use crate::kinds::Described;
 use crate::metrics::{ActionLabels, Metrics, PolicyLabels};
 use crate::patches;
-use crate::project::{Listed, ListedPod, Observed, Workload, missing};
+use crate::project::{Listed, Observed, missing};
 use crate::query::Prometheus;
+use crate::watched::{Watched, api_resource};
 use crate::waves::{Action, BlockingPod, Decision, Input, Key, step};
 use futures::{FutureExt as _, StreamExt as _};
-use gpu_migrate_model::crd::{GPUConfig, GPUMigration, GPUMigrationSpec};
-use gpu_migrate_model::names;
+use gpu_migrate_model::crd::GPUMigration;
 use gpu_migrate_runtime::watch::{self, SkippedObjects};
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
-use k8s_openapi::api::batch::v1::CronJob;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
     Preconditions,
 };
-use kube::core::{DeserializeGuard, NamespaceResourceScope};
+use kube::core::DeserializeGuard;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::runtime::watcher::Config;
-use kube::{Client, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
+use kube::{Client, Resource as _, ResourceExt as _};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
-use std::sync::Arc;
+use std::pin::pin;
 use std::time::Duration;
+use tokio::time::Instant;
 
 pub(crate) const MANAGER: &str = "gpu-migrate-operator";
 /// Retry interval after a failure.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Reconcile interval of policies that are not in progress.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
-/// Objects per page of a list.
-const PAGE: u32 = 500;
+/// Shortest interval of one in progress while workloads and pods change.
+const GATHER: Duration = Duration::from_secs(1);
 
 /// The generation of a policy and when it got its last command.
 type Version = (Option<i64>, Option<String>);
@@ -45,18 +41,42 @@ fn version(policy: &GPUMigration) -> Version {
     (policy.metadata.generation, command.map(|command| command.at.clone()))
 }
 
+/// When a policy is due again.
+struct Due {
+    /// What was reconciled last, and when.
+    version: Version,
+    reconciled: Timestamp,
+    at: Timestamp,
+    in_progress: bool,
+}
+
+/// What came of a look at all policies.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reconciled {
+    /// Those that were due were reconciled.
+    All,
+    /// None was: this is not seen yet.
+    Waits(String),
+}
+
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    at.duration_since(now).try_into().unwrap_or_default()
+}
+
 pub(crate) struct Migrations {
     client: Client,
+    watched: Watched,
     metrics: Metrics,
-    /// Last reconciled version of each policy and when it is due again.
-    due: BTreeMap<String, (Version, Timestamp)>,
+    due: BTreeMap<String, Due>,
     interval: Duration,
     prometheus: Prometheus,
 }
 
 impl Migrations {
     pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        Self { client, metrics, due: BTreeMap::new(), interval: INTERVAL, prometheus: Prometheus::default() }
+        let watched = Watched::new(client.clone(), &metrics.skipped_objects);
+        let (due, prometheus) = (BTreeMap::new(), Prometheus::default());
+        Self { client, watched, metrics, due, interval: INTERVAL, prometheus }
     }
 
     /// With another interval than two seconds; all others change in proportion.
@@ -69,38 +89,77 @@ impl Migrations {
         Self { prometheus, ..self }
     }
 
-    /// Reconciles until it is dropped: when a policy changes, and when one is due. What is decided from is read anew each time: the watch
-    /// says only that there is something to read.
+    /// Reconciles until it is dropped: when a policy changes, and when one is due. Policies are read anew each time: their watch says only
+    /// that there is something to read.
     pub(crate) async fn run(mut self) {
         let policies = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
         // Objects that cannot be read are counted where they are listed.
         let mut changes = watch::watch_guarded(policies, Config::default(), SkippedObjects::default());
+        let mut waits_since = None;
         loop {
             self.metrics.reconciles.inc();
             let now = Timestamp::now();
             let outcome = self.reconcile_all(now).await;
-            let due = self.due.values().map(|(_, at)| *at).min();
-            let due = due.map_or(IDLE_INTERVAL, |at| at.duration_since(now).unsigned_abs());
+            let current = matches!(outcome, Ok(Reconciled::All));
             let due = match outcome {
-                Ok(()) => due,
+                Ok(Reconciled::All) => {
+                    waits_since = None;
+                    let due = self.due.values().map(|due| due.at).min();
+                    due.map_or(IDLE_INTERVAL, |at| until(at, now))
+                }
+                Ok(Reconciled::Waits(what)) => {
+                    if waits_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_INTERVAL {
+                        self.metrics.failures.inc();
+                        tracing::warn!(
+                            what,
+                            "no policy is reconciled before the watches have shown this; they need the rights list and watch"
+                        );
+                    }
+                    IDLE_INTERVAL
+                }
                 Err(error) => {
                     self.metrics.failures.inc();
-                    tracing::warn!(%error, "listing policies and workloads failed; retrying");
+                    tracing::warn!(%error, "listing policies failed; retrying");
                     self.interval
                 }
             };
-            tokio::select! {
-                () = tokio::time::sleep(due) => {}
-                _ = changes.next() => {
-                    // Those that come together are read together.
-                    while changes.next().now_or_never().is_some() {}
+            let mut due = pin!(tokio::time::sleep(due));
+            loop {
+                tokio::select! {
+                    () = &mut due => break,
+                    _ = changes.next() => {
+                        // Those that come together are read together.
+                        while changes.next().now_or_never().is_some() {}
+                        break;
+                    }
+                    Some(change) = self.watched.next() => {
+                        if self.watched.take(change) && waits_since.is_some() {
+                            break;
+                        }
+                        if let Some(sooner) = self.hasten().filter(|_| current) {
+                            let sooner = Instant::now() + until(sooner, Timestamp::now());
+                            let next = due.deadline().min(sooner);
+                            due.as_mut().reset(next);
+                        }
+                    }
                 }
             }
         }
     }
 
+    /// Workloads or pods have changed: when policies in progress are due for that.
+    fn hasten(&mut self) -> Option<Timestamp> {
+        let gather = GATHER.min(self.interval);
+        let in_progress = self.due.values_mut().filter(|due| due.in_progress);
+        let hastened = in_progress.map(|due| {
+            due.at = due.at.min(due.reconciled + gather);
+            due.at
+        });
+        hastened.min()
+    }
+
     /// Reconciles every policy that is due. A failure of one does not affect the others.
-    pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<()> {
+    pub(crate) async fn reconcile_all(&mut self, now: Timestamp) -> kube::Result<Reconciled> {
         let api = Api::<DeserializeGuard<GPUMigration>>::all(self.client.clone());
         let policies = watch::list(&api, &ListParams::default(), &self.metrics.skipped_objects).await?;
         let policies = policies.into_iter().map(GPUMigration::in_force).collect::<Vec<_>>();
@@ -115,14 +174,17 @@ impl Migrations {
         let due = policies
             .into_iter()
             .filter(|policy| match self.due.get(&policy.name_any()) {
-                Some((seen, at)) => *seen != version(policy) || *at <= now,
+                Some(due) => due.version != version(policy) || due.at <= now,
                 None => true,
             })
             .collect::<Vec<_>>();
         if due.is_empty() {
-            return Ok(());
+            return Ok(Reconciled::All);
         }
-        let listed = self.list(scopes).await?;
+        let listed = match self.watched.listed(scopes) {
+            Ok(listed) => listed,
+            Err(what) => return Ok(Reconciled::Waits(what)),
+        };
         for policy in due {
             let name = policy.name_any();
             let requeue_after = match self.reconcile(&policy, &listed, now).await {
@@ -133,15 +195,17 @@ impl Migrations {
                     INTERVAL
                 }
             };
+            let in_progress = requeue_after < IDLE_INTERVAL;
             let requeue_after = requeue_after.mul_f64(self.interval.as_secs_f64() / INTERVAL.as_secs_f64());
-            self.due.insert(name, (version(&policy), now + requeue_after));
+            let (version, at) = (version(&policy), now + requeue_after);
+            self.due.insert(name, Due { version, reconciled: now, at, in_progress });
         }
-        Ok(())
+        Ok(Reconciled::All)
     }
 
     /// Reconciles one policy; returns when it is due again.
     async fn reconcile(
-        &self,
+        &mut self,
         policy: &GPUMigration,
         listed: &Listed,
         now: Timestamp,
@@ -166,7 +230,7 @@ impl Migrations {
             .await?;
         let labels = PolicyLabels { policy: name };
         self.metrics.stalled.get_or_create(&labels).set(i64::from(decision.stalled.is_some()));
-        self.publish_event(policy, &decision).await;
+        publish_event(&self.client, policy, &decision).await;
         // One that fails does not keep the others: they are in the status as restarting already.
         let mut failed = None;
         for action in &decision.actions {
@@ -181,11 +245,13 @@ impl Migrations {
         Ok(decision.requeue_after.unwrap_or(IDLE_INTERVAL))
     }
 
-    async fn act(&self, action: &Action, listed: &Listed, now: Timestamp) -> kube::Result<()> {
+    async fn act(&mut self, action: &Action, listed: &Listed, now: Timestamp) -> kube::Result<()> {
         let (key, verb) = match action {
             Action::Convert(key, _) => (key, "convert"),
             Action::RollBack(key, _) => (key, "roll_back"),
-            Action::DeletePod(key, pod) => return self.delete_pod(key, pod).await,
+            Action::DeletePod(key, pod) => {
+                return delete_pod(&self.client, &self.metrics, key, pod).await;
+            }
         };
         let foreign = listed.foreign(key);
         let patch = patches::action(action, listed.version(key), foreign, now);
@@ -201,150 +267,85 @@ impl Migrations {
             Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
             Err(error) => Err(error),
             Ok(_) => {
+                self.watched.note_change(key, listed.version(key));
                 tracing::info!(workload = %key, action = verb, "workload restarted");
                 self.metrics.actions.get_or_create(&ActionLabels { action: verb }).inc();
                 Ok(())
             }
         }
     }
+}
 
-    /// Needs a right that the owner of the namespace grants; without it the status says what to do by hand.
-    async fn delete_pod(&self, key: &Key, pod: &BlockingPod) -> kube::Result<()> {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &key.namespace);
-        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match pods.delete(&pod.name, &params).await {
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                tracing::warn!(workload = %key, pod = pod.name, "not allowed to delete the pod that blocks the rollback: bind the ClusterRole gpu-migrate-operator-rollback in its namespace, or delete the pod");
-                Ok(())
-            }
-            Err(error) => Err(error),
-            Ok(_) => {
-                tracing::info!(workload = %key, pod = pod.name, "pod of the former template deleted");
-                self.metrics.actions.get_or_create(&ActionLabels { action: "delete_pod" }).inc();
-                Ok(())
-            }
+/// Needs a right that the owner of the namespace grants; without it the status says what to do by hand.
+async fn delete_pod(client: &Client, metrics: &Metrics, key: &Key, pod: &BlockingPod) -> kube::Result<()> {
+    let pods = Api::<Pod>::namespaced(client.clone(), &key.namespace);
+    let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match pods.delete(&pod.name, &params).await {
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            tracing::warn!(workload = %key, pod = pod.name, "not allowed to delete the pod that blocks the rollback: bind the ClusterRole gpu-migrate-operator-rollback in its namespace, or delete the pod");
+            Ok(())
         }
-    }
-
-    /// Best effort. Each Event has its own recorder: one recorder would merge Events of the same reason into a series, and the
-    /// second wave would show the message of the first.
-    async fn publish_event(&self, policy: &GPUMigration, decision: &Decision) {
-        let Some((reason, note)) = &decision.event else { return };
-        tracing::info!(policy = policy.name_any(), reason, note);
-        let warning = matches!(*reason, "WaveFailed" | "WaveRolledBack" | "RollbackIncomplete");
-        let event = Event {
-            type_: if warning { EventType::Warning } else { EventType::Normal },
-            reason: (*reason).to_owned(),
-            note: Some(note.clone()),
-            action: "Rollout".to_owned(),
-            secondary: None,
-        };
-        let recorder = Recorder::new(self.client.clone(), MANAGER.into());
-        if let Err(error) = recorder.publish(&event, &policy.object_ref(&())).await {
-            tracing::warn!(policy = policy.name_any(), %error, "publishing an Event failed");
+        Err(error) => Err(error),
+        Ok(_) => {
+            tracing::info!(workload = %key, pod = pod.name, "pod of the former template deleted");
+            metrics.actions.get_or_create(&ActionLabels { action: "delete_pod" }).inc();
+            Ok(())
         }
-    }
-
-    /// The kinds that the GPUConfig switches on.
-    async fn kinds(&self) -> kube::Result<Vec<Arc<Described>>> {
-        let config = match Api::<GPUConfig>::all(self.client.clone()).get_opt(config::NAME).await {
-            Ok(config) => config,
-            // Reported where the GPUConfig is reconciled.
-            Err(kube::Error::SerdeError(_)) => None,
-            Err(error) => return Err(error),
-        };
-        let entries = config.into_iter().flat_map(|config| config.spec.workload_kinds);
-        Ok(entries
-            .filter_map(|entry| {
-                let kind = Described::of(&entry);
-                kind.inspect_err(|error| tracing::warn!(error, "an entry of the GPUConfig is ignored")).ok()
-            })
-            .map(Arc::new)
-            .collect())
-    }
-
-    async fn list(&self, policies: Vec<(String, GPUMigrationSpec)>) -> kube::Result<Listed> {
-        let opted_in = ListParams::default().labels(&format!("{}=true", names::OPT_IN));
-        let namespaces = Api::<Namespace>::all(self.client.clone()).list(&opted_in).await?.items;
-        let mut listed = Listed { policies, namespaces, ..Listed::default() };
-        let kinds = self.kinds().await?;
-        for namespace in listed.namespaces.iter().map(kube::ResourceExt::name_any) {
-            let of = || (self.client.clone(), namespace.as_str());
-            let workloads = &mut listed.workloads;
-            each(namespaced::<Deployment>(of()), |one| workloads.extend(Workload::of_deployment(&one)))
-                .await?;
-            each(namespaced::<StatefulSet>(of()), |one| workloads.extend(Workload::of_stateful_set(&one)))
-                .await?;
-            each(namespaced::<DaemonSet>(of()), |one| workloads.extend(Workload::of_daemon_set(&one)))
-                .await?;
-            each(namespaced::<CronJob>(of()), |one| workloads.extend(Workload::of_cron_job(&one))).await?;
-            for kind in &kinds {
-                let api = Api::<DynamicObject>::namespaced_with(
-                    self.client.clone(),
-                    &namespace,
-                    &api_resource(kind),
-                );
-                let read = |one: DynamicObject| {
-                    let object = serde_json::to_value(one).ok()?;
-                    Workload::of_foreign(kind, object)
-                };
-                match each(api, |one| workloads.extend(read(one))).await {
-                    // Its CustomResourceDefinition is not installed.
-                    Err(kube::Error::Api(status)) if status.code == 404 => {}
-                    Err(kube::Error::Api(status)) if status.code == 403 => {
-                        tracing::warn!(
-                            kind = kind.spec.name,
-                            "not allowed to list workloads of this kind: grant list and patch (chart: operator.workloadKinds)"
-                        );
-                    }
-                    listed => listed?,
-                }
-            }
-            each(namespaced::<Pod>(of()), |one| listed.pods.extend(ListedPod::of(&one))).await?;
-        }
-        Ok(listed)
     }
 }
 
-fn api_resource(kind: &Described) -> ApiResource {
-    let gvk = GroupVersionKind::gvk(&kind.group, &kind.spec.version, &kind.kind);
-    ApiResource::from_gvk_with_plural(&gvk, &kind.spec.plural)
-}
-
-fn namespaced<K>((client, namespace): (Client, &str)) -> Api<K>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-{
-    Api::namespaced(client, namespace)
-}
-
-/// Lists page by page: no list of a large namespace is in memory as a whole.
-async fn each<K: Clone + Debug + DeserializeOwned>(api: Api<K>, mut take: impl FnMut(K)) -> kube::Result<()> {
-    let mut params = ListParams::default().limit(PAGE);
-    loop {
-        let page = api.list(&params).await?;
-        page.items.into_iter().for_each(&mut take);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(()),
-        }
+/// Best effort. Each Event has its own recorder: one recorder would merge Events of the same reason into a series, and the
+/// second wave would show the message of the first.
+async fn publish_event(client: &Client, policy: &GPUMigration, decision: &Decision) {
+    let Some((reason, note)) = &decision.event else { return };
+    tracing::info!(policy = policy.name_any(), reason, note);
+    let warning = matches!(*reason, "WaveFailed" | "WaveRolledBack" | "RollbackIncomplete");
+    let event = Event {
+        type_: if warning { EventType::Warning } else { EventType::Normal },
+        reason: (*reason).to_owned(),
+        note: Some(note.clone()),
+        action: "Rollout".to_owned(),
+        secondary: None,
+    };
+    let recorder = Recorder::new(client.clone(), MANAGER.into());
+    if let Err(error) = recorder.publish(&event, &policy.object_ref(&())).await {
+        tracing::warn!(policy = policy.name_any(), %error, "publishing an Event failed");
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use gpu_migrate_model::crd::{CommandAction, MigrationMode, MigrationPhase};
+    use gpu_migrate_model::names;
     use http::{Request, Response};
+    use k8s_openapi::api::apps::v1::Deployment;
     use kube::api::PostParams;
     use kube::client::Body;
     use serde_json::{Value, json};
+    use std::sync::Arc;
     use std::sync::Mutex;
 
     /// Method and path, and body, of every write.
     type Written = Arc<Mutex<Vec<(String, Value)>>>;
+
+    impl Migrations {
+        /// Has seen what the API server lists.
+        async fn listed(client: Client, metrics: Metrics) -> Self {
+            let mut migrations = Self::new(client, metrics);
+            migrations.see(|watched| watched.waits_for().is_none()).await;
+            migrations
+        }
+
+        async fn see(&mut self, mut seen: impl FnMut(&mut Watched) -> bool) {
+            while !seen(&mut self.watched) {
+                let change = self.watched.next().await.unwrap();
+                self.watched.take(change);
+            }
+        }
+    }
 
     /// An API server that answers lists from a table, accepts every write, and records it.
     fn server(lists: Value) -> (Client, Written) {
@@ -363,9 +364,12 @@ mod tests {
                     respond.send_response(Response::builder().status(code).body(body).unwrap());
                     continue;
                 }
-                let answer = if parts.method == "GET" {
+                let answer = if parts.uri.query().is_some_and(|query| query.contains("watch=")) {
+                    respond.send_response(Response::new(Body::empty()));
+                    continue;
+                } else if parts.method == "GET" {
                     let kind = path.rsplit('/').next().unwrap();
-                    json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": lists[kind].as_array().cloned().unwrap_or_default()})
+                    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": lists[kind].as_array().cloned().unwrap_or_default()})
                 } else {
                     let body: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
                     seen.lock().unwrap().push((format!("{} {path}", parts.method), body.clone()));
@@ -398,7 +402,7 @@ mod tests {
     async fn the_status_is_written_before_the_event_and_the_workload() {
         let (client, written) = server(cluster(json!({})));
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        Migrations::new(client, Metrics::default()).reconcile_all(now).await.unwrap();
+        Migrations::listed(client, Metrics::default()).await.reconcile_all(now).await.unwrap();
         let written = written.lock().unwrap();
         let calls = written.iter().map(|(call, _)| call.as_str()).collect::<Vec<_>>();
         assert_eq!(
@@ -423,7 +427,7 @@ mod tests {
         let (client, written) = server(lists);
         let metrics = Metrics::default();
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        Migrations::new(client, metrics.clone()).reconcile_all(now).await.unwrap();
+        Migrations::listed(client, metrics.clone()).await.reconcile_all(now).await.unwrap();
         assert_eq!(written.lock().unwrap()[0].1["status"]["phase"], "Running");
         assert_eq!(metrics.skipped_objects.count("GPUMigration"), 1);
     }
@@ -440,7 +444,7 @@ mod tests {
             let (client, written) = server(lists);
             let metrics = Metrics::default();
             let now = Timestamp::from_second(1_800_000_000).unwrap();
-            Migrations::new(client, metrics.clone()).reconcile_all(now).await.unwrap();
+            Migrations::listed(client, metrics.clone()).await.reconcile_all(now).await.unwrap();
             let written = written.lock().unwrap();
             let calls = written.iter().map(|(call, _)| call.as_str()).skip(1).collect::<Vec<_>>();
             assert_eq!(calls[0], "POST /apis/events.k8s.io/v1/namespaces/default/events");
@@ -454,12 +458,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_policy_that_is_deleted_leaves_its_workloads_as_they_are() {
+        let mut lists = cluster(json!({}));
+        lists["deployments"][0]["spec"]["template"]["metadata"]["labels"][names::CONVERT] = json!("true");
+        let policies = lists["gpumigrations"].take();
+        for (policies, calls) in [(json!([]), 0), (policies, 1)] {
+            lists["gpumigrations"] = policies;
+            let (client, written) = server(lists.clone());
+            let now = Timestamp::from_second(1_800_000_000).unwrap();
+            Migrations::listed(client, Metrics::default()).await.reconcile_all(now).await.unwrap();
+            let written = written.lock().unwrap();
+            assert_eq!(written.iter().filter(|(call, _)| call.ends_with("/m/status")).count(), calls);
+            assert!(calls > 0 || written.is_empty(), "{written:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn an_idle_policy_is_reconciled_less_often() {
         let complete = json!({"phase": "Complete", "wave": 1, "observedGeneration": 1});
         let mut lists = cluster(complete);
         lists["deployments"] = json!([]);
         let (client, written) = server(lists);
-        let mut migrations = Migrations::new(client, Metrics::default());
+        let mut migrations = Migrations::listed(client, Metrics::default()).await;
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         migrations.reconcile_all(now).await.unwrap();
         migrations.reconcile_all(now + Duration::from_secs(10)).await.unwrap();
@@ -469,7 +489,7 @@ mod tests {
     }
 
     /// An API server with our definitions.
-    async fn api_server() -> (gpu_migrate_sim::cluster::api::Running, Client) {
+    pub(crate) async fn api_server() -> (gpu_migrate_sim::cluster::api::Running, Client) {
         gpu_migrate_runtime::install_crypto_provider();
         let running = gpu_migrate_sim::cluster::api::ApiServer::default();
         let running = running.serve(0, tokio_util::sync::CancellationToken::new()).await.unwrap();
@@ -510,6 +530,51 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_workload_that_becomes_ready_is_seen_before_its_policy_is_due() {
+        let (_running, client) = api_server().await;
+        let create = async |path: &str, object: Value| {
+            gpu_migrate_sim::cluster::json_client::create(&client, path, &object).await.unwrap();
+        };
+        let mut lists = cluster(json!({}));
+        let mut namespace = json!({"apiVersion": "v1", "kind": "Namespace"});
+        namespace["metadata"] = lists["namespaces"][0]["metadata"].take();
+        create("/api/v1/namespaces", namespace).await;
+        let mut deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "namespace": "ns"}});
+        deployment["spec"] = lists["deployments"][0]["spec"].take();
+        deployment["spec"]["replicas"] = json!(0);
+        create("/apis/apps/v1/namespaces/ns/deployments", deployment).await;
+        let rolled_out = async || {
+            let deployments = Api::<Deployment>::namespaced(client.clone(), "ns");
+            let generation = deployments.get("d").await.unwrap().metadata.generation;
+            let status = json!({"status": {"observedGeneration": generation}});
+            deployments.patch_status("d", &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
+        };
+        rolled_out().await;
+        let policies = Api::<GPUMigration>::all(client.clone());
+        let mut policy = lists["gpumigrations"][0].take();
+        policy["metadata"] = json!({"name": "m"});
+        policy["spec"]["rollout"]["gate"] = json!({"soakSeconds": 0});
+        policies.create(&PostParams::default(), &serde_json::from_value(policy).unwrap()).await.unwrap();
+        let never = Duration::from_secs(3600);
+        let migrations = Migrations::new(client.clone(), Metrics::default()).with_interval(never).run();
+        let edits = async {
+            let phase = async |wanted: MigrationPhase| {
+                while policies.get("m").await.unwrap().status.is_none_or(|status| status.phase != wanted) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            phase(MigrationPhase::Running).await;
+            // Its controller has not seen the change of the template yet.
+            rolled_out().await;
+            phase(MigrationPhase::Complete).await;
+        };
+        tokio::select! {
+            () = migrations => panic!("it ended"),
+            outcome = tokio::time::timeout(Duration::from_secs(60), edits) => outcome.expect("it waits until the policy is due"),
+        }
+    }
+
     /// What a GitOps controller does at each sync: it applies its manifests and takes back what differs in the fields that they have.
     async fn sync(client: &Client, path: &str, kind: &str, object: &Value) {
         let group_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
@@ -537,6 +602,7 @@ mod tests {
         policy.as_object_mut().unwrap().remove("status");
         let mut deployment = in_git["deployments"][0].take();
         deployment["metadata"] = json!({"name": "d", "namespace": "ns"});
+        deployment["spec"]["replicas"] = json!(0);
         deployment.as_object_mut().unwrap().remove("status");
 
         let policies = Api::<GPUMigration>::all(client.clone());
@@ -548,8 +614,15 @@ mod tests {
             sync(&client, "/apis/gpu-migrate.io/v1alpha1/gpumigrations/m", "GPUMigration", &policy).await;
             sync(&client, "/apis/apps/v1/namespaces/ns/deployments/d", "Deployment", &deployment).await;
             let generation = deployments.get("d").await.unwrap().metadata.generation;
-            let ready = json!({"status": {"observedGeneration": generation, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}});
-            deployments.patch_status("d", &PatchParams::default(), &Patch::Merge(&ready)).await.unwrap();
+            let ready = json!({"status": {"observedGeneration": generation}});
+            let patch = Patch::Merge(&ready);
+            let now_is = deployments.patch_status("d", &PatchParams::default(), &patch).await.unwrap();
+            migrations
+                .see(|watched| {
+                    let version = watched.version("Deployment", "ns", "d");
+                    watched.waits_for().is_none() && version == now_is.resource_version()
+                })
+                .await;
             migrations.reconcile_all(now).await.unwrap();
             let labels = deployments.get("d").await.unwrap().spec.unwrap().template.metadata.unwrap().labels;
             let phase = policies.get("m").await.unwrap().status.unwrap_or_default().phase;

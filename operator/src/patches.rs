@@ -1,5 +1,6 @@
 //! Bodies of the patches that the operator writes. Pure.
 
+use crate::kinds;
 use crate::project::Foreign;
 use crate::waves::{Action, Decision, Key, workloads};
 use gpu_migrate_model::crd::{Counts, MigrationPhase};
@@ -27,7 +28,7 @@ pub fn action(action: &Action, version: Option<&str>, foreign: Option<&Foreign>,
     });
     let template = json!({"metadata": metadata});
     let mut patch = match key.kind.as_str() {
-        _ if foreign.is_some() => foreign.map_or(Value::Null, |one| one.kind.patch(&one.object, &metadata)),
+        _ if foreign.is_some() => foreign.map_or(Value::Null, |one| kinds::patch(&one.templates, &metadata)),
         "CronJob" => json!({"spec": {"jobTemplate": {"spec": {"template": template}}}}),
         _ => json!({"spec": {"template": template}}),
     };

@@ -64,7 +64,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         .with_prometheus(Prometheus { ca_file: prometheus_ca_file, token_file: prometheus_token_file })
         .run();
     tasks.spawn("GPUMigration loop", until(stop.clone(), once(elected.clone(), migrations)));
-    let config = config::run(client, namespace.clone(), metrics.clone());
+    let config = config::run(client, namespace.clone(), metrics.clone(), config::INTERVAL);
     tasks.spawn("GPUConfig loop", until(stop, once(elected.clone(), config)));
 
     let election = leader::run(

@@ -71,7 +71,7 @@ fn listed<'m>(
         object["metadata"]["namespace"] = json!(namespace);
         let foreign = described(manifest, kinds);
         let workload = match manifest.kind.as_str() {
-            _ if foreign.is_some() => foreign.and_then(|kind| Workload::of_foreign(kind, object)),
+            _ if foreign.is_some() => foreign.and_then(|kind| Workload::of_foreign(kind, &object)),
             "Deployment" => read(object).and_then(|object| Workload::of_deployment(&object)),
             "StatefulSet" => read(object).and_then(|object| Workload::of_stateful_set(&object)),
             "DaemonSet" => read(object).and_then(|object| Workload::of_daemon_set(&object)),
@@ -79,7 +79,7 @@ fn listed<'m>(
             _ => None,
         };
         if let Some(workload) = workload {
-            listed.workloads.push(workload);
+            listed.workloads.push(Arc::new(workload));
             used.insert(namespace.to_owned());
         }
     }

@@ -129,7 +129,7 @@ fn outside_namespaces() -> [Value; 5] {
     };
     let name = "waves-rollouts";
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name},
-        "rules": [{"apiGroups": ["argoproj.io"], "resources": ["rollouts"], "verbs": ["list", "patch"]}]});
+        "rules": [{"apiGroups": ["argoproj.io"], "resources": ["rollouts"], "verbs": ["list", "watch", "patch"]}]});
     let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": "gpu-migrate-operator", "namespace": SYSTEM_NAMESPACE}]});
