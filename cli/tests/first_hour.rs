@@ -169,7 +169,7 @@ fn first_hour(window: Window) {
     assert!([0, 3].contains(&code), "{screen}");
     assert!(screen.ends_with("\ngo") || screen.ends_with("\nno-go"), "{screen}");
     // The node agent holds the card of the pod that was replaced for as long as it is not sure of its end.
-    until_status(&cluster, |screen| screen.contains("node-a  1/2"));
+    until_status(&cluster, |screen| screen.contains("node-a  1/2   ·  50"));
     let (screen, code) = run(window, &["status"], &cluster);
     assert_eq!(code, 0, "{screen}");
     compare("status", window, &screen);

@@ -28,7 +28,7 @@ pub fn table(snapshot: &Snapshot, gains: &[Gain]) -> String {
 }
 
 /// Of more nodes the text has the sums alone; -o html and json have each card.
-const MAPPED: usize = 40;
+const MAPPED: usize = 16;
 
 pub(super) const LEGEND: &str = "\
 HELD: cards that are held, in whole or in part. FREED: held now and not afterwards. IDLE: compute that is not held, in cards.
