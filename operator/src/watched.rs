@@ -60,7 +60,7 @@ impl Watched {
             only_ours,
             skipped.clone(),
         );
-        watched.follow(configs, |watched, update| watched.take_config(update));
+        watched.follow(configs, Watched::take_config);
         let opted_in = settings().labels(&format!("{}=true", names::OPT_IN));
         watched.follow(watch(Api::<Namespace>::all(client.clone()), opted_in), |watched, update| {
             let read = |one: &Namespace| {

@@ -280,6 +280,9 @@ fn change(files: &mut Files, name: &str, from: &str, to: &str) {
     files.insert(name.into(), content.replace(from, to).into_bytes());
 }
 
+/// What is changed in a release, how, and what is said of it.
+type Change<'a> = (&'a str, &'a dyn Fn(&mut Files), &'a str);
+
 #[test]
 fn a_signed_release_is_verified_and_every_change_of_it_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +306,7 @@ fn a_signed_release_is_verified_and_every_change_of_it_is_refused() {
     let next = sign(&bundled(&next).unwrap(), &key);
     let other = sign(&made, &self::key());
     let install = digest(&made["install.yaml"]).trim_start_matches("sha256:").to_owned();
-    let changes: [(&str, &dyn Fn(&mut Files), &str); 11] = [
+    let changes: [Change<'_>; 11] = [
         (
             "a file",
             &|files| change(files, "install.yaml", "kind: Namespace", "kind: Secret"),
@@ -347,14 +350,16 @@ fn a_signed_release_is_verified_and_every_change_of_it_is_refused() {
         (
             "another key's provenance",
             &|files| {
-                drop(files.insert("provenance.intoto.jsonl".into(), other["provenance.intoto.jsonl"].clone()))
+                drop(
+                    files.insert("provenance.intoto.jsonl".into(), other["provenance.intoto.jsonl"].clone()),
+                );
             },
             "provenance.intoto.jsonl: this key has not signed its payload",
         ),
         (
             "another release's provenance",
             &|files| {
-                drop(files.insert("provenance.intoto.jsonl".into(), next["provenance.intoto.jsonl"].clone()))
+                drop(files.insert("provenance.intoto.jsonl".into(), next["provenance.intoto.jsonl"].clone()));
             },
             "provenance.intoto.jsonl contains another statement than provenance.json",
         ),

@@ -54,7 +54,7 @@ pub const TRACEPARENT: &str = "traceparent";
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TraceArgs {
     /// Send a trace of each converted pod to the OpenTelemetry collector at this address, by OTLP over gRPC without TLS, such as
-    /// http://otel-collector.monitoring:4317 [default: no traces]
+    /// `http://otel-collector.monitoring:4317` [default: no traces]
     #[arg(long, env = "GPU_MIGRATE_OTLP_ENDPOINT", value_name = "URL", value_parser = endpoint)]
     pub otlp_endpoint: Option<Uri>,
 }

@@ -28,9 +28,12 @@ pub const LARGEST_BODY: usize = 7 << 20;
 /// For a body to arrive. The API server has it at hand; what it names as its own timeout is whatever a client says.
 const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Answers a review; with the `traceparent` of who asks.
+pub type Review = fn(&[u8], &Snapshot, Option<&str>) -> Result<Answer, ReviewError>;
+
 #[derive(Clone)]
 pub struct Context {
-    pub answer: fn(&[u8], &Snapshot, Option<&str>) -> Result<Answer, ReviewError>,
+    pub answer: Review,
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     pub metrics: Metrics,
     /// For the bodies that are being read or reviewed; what does not fit is answered with 503 at once.
