@@ -243,7 +243,7 @@ pub(crate) async fn command(
             out.write_all(columns(&rows).as_bytes())?;
         }
         ObjectOutput::Json => {
-            writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))?
+            writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": items}))?;
         }
         ObjectOutput::Yaml | ObjectOutput::Name => {}
     }
