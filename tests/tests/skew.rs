@@ -98,7 +98,7 @@ fn objects(value: &Value, path: &str, found: &mut Vec<String>) {
         Value::Object(fields) => {
             found.push(path.to_owned());
             fields.iter().for_each(|(key, value)| {
-                objects(value, &format!("{path}/{}", key.replace('/', "~1")), found)
+                objects(value, &format!("{path}/{}", key.replace('/', "~1")), found);
             });
         }
         Value::Array(items) => {
