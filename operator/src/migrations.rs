@@ -266,8 +266,11 @@ impl Migrations {
             // Deleted or changed meanwhile: what it is now is seen at the next reconciliation.
             Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
             Err(error) => Err(error),
-            Ok(_) => {
-                self.watched.note_change(key, listed.version(key));
+            Ok(now) => {
+                // A patch that changes nothing is followed by no event.
+                if now.metadata.resource_version.as_deref() != listed.version(key) {
+                    self.watched.note_change(key, listed.version(key));
+                }
                 tracing::info!(workload = %key, action = verb, "workload restarted");
                 self.metrics.actions.get_or_create(&ActionLabels { action: verb }).inc();
                 Ok(())
