@@ -724,7 +724,10 @@ async fn very_many_pods(cluster: &mut Cluster) -> Result<()> {
     let rollout = json!({"gate": {"readyWithinSeconds": 60, "soakSeconds": 0}, "waves": [{"percent": 100}]});
     let outcome = async {
         policy(cluster, &namespace, rollout).await?;
-        let complete = |status: &GPUMigrationStatus| status.phase == MigrationPhase::Complete;
+        // The pods come to the operator by its watch, not at once.
+        let complete = |status: &GPUMigrationStatus| {
+            status.phase == MigrationPhase::Complete && status.counts.legacy as usize == MANY
+        };
         until_status(cluster, &namespace, "the workload beside very many pods to be converted", complete)
             .await
     };
