@@ -103,6 +103,20 @@ fn a_pod_deleted_with_force_keeps_its_card_for_as_long_as_it_takes_to_end() {
     run(&hanging).unwrap();
 }
 
+/// The write that nobody waits for any more is done later, or never where the agent dies first.
+#[test]
+fn a_stalled_disk_allocates_nothing_twice() {
+    for restarts in [false, true] {
+        let mut steps =
+            vec![bind(share(25, 1)), admit(), bind(whole(1)), admit().failing(Fault::DiskStalls, 0)];
+        if restarts {
+            steps.push(Step::RestartAgent);
+        }
+        steps.extend([bind(whole(1)), admit(), Step::PassTime(40_000), bind(whole(1)), admit(), Step::Start]);
+        run(&steps).unwrap();
+    }
+}
+
 /// What is left of a grant whose other devices have another owner now is no answer to a request for all of them.
 #[test]
 fn a_part_of_an_unclaimed_allocation_is_not_allocated_for_the_whole() {
