@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::future::ready;
 
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, stream};
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt as _;
@@ -116,7 +117,22 @@ fn watch_kind<K: Resource + Clone + Debug + DeserializeOwned + Send + 'static>(
             Update::Interrupted
         }
     };
-    watcher(api, config).default_backoff().map(update).boxed()
+    // kube's back-off ends with each event, and a list has one before it is asked for: that one waits for what follows it.
+    let events = watcher(api, config).scan(false, |begun, event| {
+        ready(Some(match event {
+            Ok(Event::Init) => {
+                *begun = true;
+                None
+            }
+            Ok(event) => Some(Ok((std::mem::take(begun), event))),
+            Err(error) => Some(Err(error)),
+        }))
+    });
+    let events = events.filter_map(ready).default_backoff().flat_map(|event| match event {
+        Ok((begun, event)) => stream::iter([begun.then_some(Ok(Event::Init)), Some(Ok(event))]),
+        Err(error) => stream::iter([None, Some(Err(error))]),
+    });
+    events.filter_map(ready).map(update).boxed()
 }
 
 /// What a watch has shown so far, reduced to what is needed of each object; kube's reflector keeps whole objects.
@@ -209,7 +225,47 @@ fn is_forbidden(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::Node;
+    use kube::client::Body;
+
     use super::*;
+
+    /// A client of a server that gives these answers, the last for ever; and how often it was asked.
+    fn client(answers: &'static [(u16, &'static str)]) -> (kube::Client, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let index = count.fetch_add(1, Ordering::Relaxed).min(answers.len() - 1);
+            let (status, body) = answers[index];
+            let answer = http::Response::builder().status(status).body(Body::from(body.as_bytes().to_vec()));
+            ready(answer)
+        });
+        (kube::Client::new(service, "default"), asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_fails_is_tried_less_and_less_often() {
+        let (client, asked) = client(&[(500, "")]);
+        let mut updates = watch(Api::<Node>::all(client), Config::default());
+        let tries = async { while let Some(Update::Interrupted) = updates.next().await {} };
+        assert!(tokio::time::timeout(Duration::from_secs(600), tries).await.is_err(), "it ends");
+        // 0.8 s that double to 30 s, with jitter up to twice as much.
+        let asked = asked.load(Ordering::Relaxed);
+        assert!((10..=30).contains(&asked), "asked {asked} times in ten minutes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_begins_with_its_event_once_it_is_there() {
+        const EMPTY: &str = r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}"#;
+        let (client, _) = client(&[(500, ""), (200, EMPTY), (500, "")]);
+        let mut updates = watch(Api::<Node>::all(client), Config::default());
+        let seen: Vec<_> = updates.by_ref().take(4).map(|update| format!("{update:?}")).collect().await;
+        assert_eq!(seen, ["Interrupted", "Event(Init)", "Event(InitDone)", "Interrupted"]);
+    }
 
     #[test]
     fn what_a_new_listing_lacks_is_gone_at_its_end_and_not_before() {
