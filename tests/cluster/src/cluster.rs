@@ -68,14 +68,26 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// The logs of the one before stay: those of a failure, and the audit of what its programs asked for.
+    async fn start_again() -> Result<Self> {
+        let mut cluster = Self::control_plane().await?;
+        cluster.start_node().await?;
+        Ok(cluster)
+    }
+
     /// The control plane alone: no pod ever starts.
     pub async fn start_without_node() -> Result<Self> {
+        crate::process::empty(&Layout::from_env().logs())?;
+        Self::control_plane().await
+    }
+
+    async fn control_plane() -> Result<Self> {
         // A second provider in the graph would make rustls refuse to choose; an error here means one is set already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let binaries = Binaries::prepare()?;
         let layout = Layout::from_env();
         cleanup::clear(&layout)?;
-        crate::process::empty(&layout.logs())?;
+        std::fs::create_dir_all(layout.logs())?;
         let (ports, pki) = (Ports::choose()?, Pki::new(&layout)?);
         let admin = pki.kubeconfig(ports.apiserver, "admin", "system:masters")?;
         let client = client(&admin).await?;
@@ -175,7 +187,7 @@ impl Cluster {
 
     async fn start_kubelet(&mut self, node: &NodeSetup) -> Result<()> {
         self.add(self.setup.containerd(node)?)?;
-        self.containerd_answers(&node.layout).await?;
+        self.containerd_serves(&on_node("containerd", node.name)).await?;
         for (name, verb) in [(WORK_IMAGE, "serve"), (PAUSE_IMAGE, "pause")] {
             self.import_image_to(&node.layout, &image::tarball(&self.setup.binaries.work, name, verb)?)?;
         }
@@ -190,12 +202,15 @@ impl Cluster {
         .await
     }
 
-    pub(crate) async fn containerd_answers(&mut self, layout: &Layout) -> Result<()> {
-        let (ctr, socket) = (self.setup.binaries.ctr.clone(), layout.containerd_socket());
-        self.until("containerd to answer", TIMEOUT, || async {
-            output(Command::new(&ctr).arg("--address").arg(&socket).arg("version")).map(|_| Seen::Done(()))
-        })
-        .await
+    /// Waits until containerd has all its plugins: it answers before, and a kubelet that finds no CRI there ends.
+    pub(crate) async fn containerd_serves(&mut self, component: &str) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        while !self.component(component)?.has_logged("containerd successfully booted")? {
+            self.check()?;
+            ensure!(Instant::now() < deadline, "waited {TIMEOUT:?} for {component} to serve");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
     }
 
     /// Gives the node an image, from the tar of its OCI layout.
@@ -363,10 +378,15 @@ impl Cluster {
             .with_context(|| format!("allocatable {resource}"))
     }
 
+    /// Whether it did not survive the scenario before.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.stopped || self.needs_recreation
+    }
+
     /// Replaces the cluster by a new one.
     pub(crate) async fn recreate(&mut self) -> Result<()> {
         self.stop()?;
-        *self = Self::start().await?;
+        *self = Self::start_again().await?;
         Ok(())
     }
 

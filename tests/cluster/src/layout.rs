@@ -14,6 +14,9 @@ pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// The name of containerd's socket.
 pub const SOCKET: &str = "containerd.sock";
 
+/// Services have lower ports, if they have one.
+const FIRST_PORT: u16 = 20_000;
+
 /// One folder for everything but [`KUBELET_ROOT`].
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -111,14 +114,15 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Asks the system for free ports, holding all until the last is known so that none comes twice.
+    /// Free ports that no connection gets as its own: one that is given to the etcd that restarts later would keep it from starting.
     pub fn choose() -> Result<Self> {
-        let listeners: Vec<TcpListener> = (0..18)
-            .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
-            .collect::<Result<_, _>>()
-            .context("no free loopback port")?;
-        let mut ports = listeners.iter().map(|l| l.local_addr().map(|a| a.port()));
-        let mut next = || -> Result<u16> { Ok(ports.next().context("too few ports")??) };
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let range: Vec<u16> = range.split_whitespace().filter_map(|port| port.parse().ok()).collect();
+        let ephemeral = |port: &u16| matches!(range[..], [low, high] if (low..=high).contains(port));
+        let mut ports = (FIRST_PORT..u16::MAX)
+            .filter(|port| !ephemeral(port))
+            .filter(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok());
+        let mut next = || -> Result<u16> { ports.next().context("too few free ports") };
         Ok(Self {
             etcd: next()?,
             etcd_peer: next()?,

@@ -81,8 +81,7 @@ impl Cluster {
     /// containerd also notices changes by itself, but does not say when.
     async fn reread_network(&mut self) -> Result<()> {
         self.restart("containerd")?;
-        let layout = self.setup.layout.clone();
-        self.containerd_answers(&layout).await
+        self.containerd_serves("containerd").await
     }
 }
 

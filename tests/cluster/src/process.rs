@@ -22,6 +22,9 @@ use nix::{
     unistd::{Pid, getpid, gettid},
 };
 
+/// Begins the log's line before each start.
+const START: &str = "==== start:";
+
 /// How long a component may take to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -128,7 +131,7 @@ impl Component {
             .append(true)
             .open(&self.log)
             .with_context(|| format!("cannot open {}", self.log.display()))?;
-        writeln!(log, "==== start: {} {:?}", self.recipe.program.display(), self.recipe.args)?;
+        writeln!(log, "{START} {} {:?}", self.recipe.program.display(), self.recipe.args)?;
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&self.recipe.program)
@@ -221,6 +224,13 @@ impl Component {
     /// The last lines of the log.
     pub fn log_tail(&self, lines: usize) -> String {
         tail(&self.log, lines).unwrap_or_else(|error| format!("(no log: {error})"))
+    }
+
+    /// Whether the log contains a text since the last start.
+    pub fn has_logged(&self, text: &str) -> Result<bool> {
+        let log = fs::read(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
+        let log = String::from_utf8_lossy(&log);
+        Ok(log.rsplit(START).next().is_some_and(|since| since.contains(text)))
     }
 
     /// The first few lines of the log that contain a text, given in lower case, whatever their case.

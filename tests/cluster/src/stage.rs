@@ -71,6 +71,9 @@ impl Cluster {
         if self.stage == Some(stage) && stage != Stage::Bare {
             return Ok(());
         }
+        if self.is_lost() {
+            self.recreate().await?;
+        }
         self.leave().await?;
         if stage == Stage::Bare && self.used {
             self.recreate().await?;
@@ -88,7 +91,7 @@ impl Cluster {
 
     /// After a failure the state of the components is unknown: the next [`Cluster::enter`] restarts them.
     pub fn mark_unknown(&mut self) {
-        self.needs_recreation = self.stage == Some(Stage::Bare);
+        self.needs_recreation = true;
         self.stage = None;
     }
 
@@ -229,7 +232,7 @@ impl Cluster {
         // NVIDIA's plugin would find the former one and end; the kubelet would restart its container until the agent serves.
         std::fs::remove_file(BRIDGE_SOCKET).with_context(|| format!("cannot remove {BRIDGE_SOCKET}"))?;
         self.start_component("containerd")?;
-        self.containerd_answers(&layout).await?;
+        self.containerd_serves("containerd").await?;
         self.start_component("gpu-migrate-bridge")?;
         self.start_component("kubelet")?;
         self.agent_takes_registrations().await?;

@@ -49,6 +49,10 @@ const CREATORS: usize = 4;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How long the load stays once it is complete.
 const TIME: Duration = Duration::from_secs(10);
+/// Until a client that was refused or closed tries again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// For 2,600 handshakes and all limits, on two cores that do this and all the rest.
+const COMPLETE: Duration = TIMEOUT.saturating_mul(3);
 
 /// 2,000 idle connections, 300 bodies a byte at a time, 50 bodies of 7 MiB, 200 connections to the status port and a pod with
 /// 60,000 resource names, against one replica with the memory of its container: each pod is converted, and nothing restarts.
@@ -128,27 +132,33 @@ async fn under_load(
         load.spawn(async move {
             // A few at a time, or handshakes are all that they compete for.
             tokio::time::sleep(Duration::from_millis(index as u64 * 5)).await;
-            hold(connect(2, port, &tls).await).await;
+            let _held = persistent(|| connect(2, port, &tls)).await;
+            std::future::pending::<()>().await;
         });
     }
     for _ in 0..SLOW {
         let tls = tls.clone();
         load.spawn(async move {
-            while let Ok(stream) = connect(3, port, &tls).await {
-                let _ = dribble(stream).await;
+            loop {
+                let _ = dribble(persistent(|| connect(3, port, &tls)).await).await;
             }
         });
     }
     for _ in 0..LARGE {
         let tls = tls.clone();
         load.spawn(async move {
-            if let Ok(stream) = connect(4, port, &tls).await {
-                let _ = large(stream).await;
+            loop {
+                // An end within the body is an answer too.
+                let _ = large(persistent(|| connect(4, port, &tls)).await).await;
+                tokio::time::sleep(AGAIN * 5).await;
             }
         });
     }
     for _ in 0..STATUS {
-        load.spawn(async move { hold(tcp(5, status).await).await });
+        load.spawn(async move {
+            let _held = persistent(|| tcp(5, status)).await;
+            std::future::pending::<()>().await;
+        });
     }
     let loaded = hold_out(cluster, namespace, status).await;
     stop.store(true, Ordering::Relaxed);
@@ -166,7 +176,7 @@ async fn under_load(
 /// Waits until the load is complete, and for a while more; the probes are answered, and a pod of many names too.
 async fn hold_out(cluster: &mut Cluster, namespace: &str, status: u16) -> Result<Counts> {
     cluster
-        .until("the load to be complete", TIMEOUT, || async {
+        .until("the load to be complete", COMPLETE, || async {
             let counts = Counts::read(status).await?;
             Ok(Seen::from_bool(counts.complete(), || counts.0.join(", ")))
         })
@@ -265,10 +275,14 @@ async fn connect(from: u8, port: u16, tls: &TlsConnector) -> Result<Connection> 
     Ok(tls.connect(ServerName::try_from("localhost")?, tcp(from, port).await?).await?)
 }
 
-/// Keeps a connection as long as the server does, and longer.
-async fn hold<T>(connection: Result<T>) {
-    let _held = connection;
-    std::future::pending::<()>().await;
+/// Tries until it connects: what a busy server refuses must come again, or there is no load.
+async fn persistent<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> T {
+    loop {
+        if let Ok(connection) = attempt().await {
+            return connection;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 const HEAD: &str = "POST /mutate?timeout=30s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
