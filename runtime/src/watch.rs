@@ -260,7 +260,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_list_begins_with_its_event_once_it_is_there() {
-        const EMPTY: &str = r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}"#;
+        const EMPTY: &str =
+            r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}"#;
         let (client, _) = client(&[(500, ""), (200, EMPTY), (500, "")]);
         let mut updates = watch(Api::<Node>::all(client), Config::default());
         let seen: Vec<_> = updates.by_ref().take(4).map(|update| format!("{update:?}")).collect().await;
