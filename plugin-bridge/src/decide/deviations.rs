@@ -15,6 +15,9 @@ const SUPERSEDED: &str = "?";
 impl NodeState {
     /// Takes over what an earlier process wrote. Before the kubelet checkpoint is read.
     pub fn restore_record(&mut self, rows: Vec<RecordRow>) {
+        if !self.checkpoint.is_lost() {
+            self.observe_whole_record(&rows);
+        }
         self.restored = rows;
     }
 
@@ -88,6 +91,22 @@ impl NodeState {
             deviating.entry(grant.holder.clone()).or_default().extend(self.ids_of(&grant.requested));
         }
         deviating
+    }
+
+    /// Whether an earlier process may have given these devices to this holder: it did not always know to whom.
+    pub(super) fn is_recorded(
+        &self,
+        resource: &Resource,
+        keys: &BTreeSet<DeviceKey>,
+        holder: &HolderId,
+    ) -> bool {
+        let same = |row: &RecordRow| {
+            let ids = row.kubelet.iter().map(String::as_str);
+            row.pod_uid.is_empty() && self.keys(resource, ids).as_ref() == Some(keys)
+        };
+        let of_pod = |row: &RecordRow| row.pod_uid == holder.pod_uid;
+        let name = self.resource_name(resource);
+        self.restored.iter().any(|row| row.resource == name && (of_pod(row) || same(row)))
     }
 
     /// A grant of these devices by an earlier process: to this holder, else to one it did not know yet. What it gave to another holder

@@ -80,7 +80,7 @@ impl NodeState {
                 }
             } else if first_time && !self.row_is_stale(&holder, &keys, now) {
                 named.insert(holder.clone());
-                if self.is_ready() && matches!(resource, Resource::Legacy(_)) {
+                if matches!(resource, Resource::Legacy(_)) && !self.is_recorded(&resource, &keys, &holder) {
                     new_legacy.insert(holder.clone());
                 }
                 let mut grant = self.take_restored(resource, keys, Some(&holder), now).of(holder);

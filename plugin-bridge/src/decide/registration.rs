@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gpu_migrate_kubelet_api::checkpoint::Checkpoint;
+use gpu_migrate_model::ask::ContainerKind;
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_model::units::CardIndex;
@@ -14,6 +15,7 @@ use gpu_migrate_model::units::CardIndex;
 use super::devices::Listing;
 use super::grants::{DeviceKey, Resource};
 use super::{Millis, NodeState, PodView};
+use crate::record::RecordRow;
 
 /// How long the kubelet may still show what this agent listed before, where it has not shown the latest list yet. Its checkpoint
 /// follows a list within milliseconds.
@@ -30,6 +32,10 @@ pub(super) struct Registration {
     until: HashMap<Arc<str>, Millis>,
     /// Containers whose devices the kubelet did not get from this agent, and which are on the card of a share.
     intruders: BTreeSet<HolderId>,
+    /// Shares that the whole record of an earlier process has.
+    recorded_shares: BTreeSet<HolderId>,
+    /// Containers with whole cards that were there when this process found out what is, and are not in that record.
+    unrecorded: BTreeSet<HolderId>,
 }
 
 /// Our latest list of a resource.
@@ -137,22 +143,51 @@ impl NodeState {
         not_ours.filter_map(|(resource, id)| Some((self.card_of_legacy(id)?, resource.clone()))).collect()
     }
 
-    /// Notes which of these containers, new in the checkpoint, are on the card of a share.
+    /// The rows of an earlier process that knew what is on the cards.
+    pub(super) fn observe_whole_record(&mut self, rows: &[RecordRow]) {
+        let shares = rows.iter().filter(|row| matches!(self.resource(&row.resource), Resource::Shared(_)));
+        let shares = shares.map(|row| HolderId::new(&row.pod_uid, &row.container)).collect();
+        self.registration.recorded_shares = shares;
+    }
+
+    /// Notes which of these containers with whole cards, new in the checkpoint, are on the card of a share.
     pub(super) fn observe_intruders(&mut self, new: BTreeSet<HolderId>) {
-        let mut intruders = std::mem::take(&mut self.registration.intruders);
-        intruders.extend(new);
+        let Registration { intruders, unrecorded, .. } = &mut self.registration;
+        let (mut intruders, mut unrecorded) = (std::mem::take(intruders), std::mem::take(unrecorded));
+        // To a process that is not ready all are new. One that an earlier process did not know came after what that one gave.
+        if self.checkpoint.is_ready() { &mut intruders } else { &mut unrecorded }.extend(new);
         intruders.retain(|holder| self.is_disputed(holder));
-        self.registration.intruders = intruders;
+        unrecorded.retain(|holder| self.is_disputed(holder));
+        (self.registration.intruders, self.registration.unrecorded) = (intruders, unrecorded);
     }
 
     fn is_disputed(&self, holder: &HolderId) -> bool {
-        self.ledger.held_by(holder).any(|(card, _)| self.ledger.state(card) == CardState::Disputed)
+        self.disputed(holder).next().is_some()
+    }
+
+    /// The cards of a container that it may not have.
+    fn disputed<'a>(&'a self, holder: &'a HolderId) -> impl Iterator<Item = CardIndex> + 'a {
+        let cards = self.ledger.held_by(holder).map(|(card, _)| card);
+        cards.filter(|card| self.ledger.state(*card) == CardState::Disputed)
+    }
+
+    /// It is in the record, and certainly still there: its pod is, and it is none that ends before the others begin.
+    pub(super) fn is_recorded_share(&self, holder: &HolderId) -> bool {
+        self.registration.recorded_shares.contains(holder)
+            && self.pods.get(&holder.pod_uid).is_some_and(|pod| !pod.has_ended())
+            && self.container_kind(holder).is_some_and(|kind| kind != ContainerKind::Init)
     }
 
     /// Pods that the kubelet gave the card of a share without asking this agent. They must end before they use it (I1).
     #[must_use]
     pub fn intruders(&self) -> Vec<PodView> {
-        let disputed = self.registration.intruders.iter().filter(|holder| self.is_disputed(holder));
+        let on_recorded_share = |holder: &&HolderId| {
+            let mut others = self.disputed(holder).flat_map(|card| self.ledger.holds(card));
+            others.any(|(other, _)| self.is_recorded_share(other))
+        };
+        let Registration { intruders, unrecorded, .. } = &self.registration;
+        let intruders = intruders.iter().filter(|holder| self.is_disputed(holder));
+        let disputed = intruders.chain(unrecorded.iter().filter(on_recorded_share));
         let uids: BTreeSet<&str> = disputed.map(|holder| holder.pod_uid.as_str()).collect();
         let pods = uids.into_iter().filter_map(|uid| self.pods.get(uid));
         pods.filter(|pod| !pod.deleting && !pod.has_ended()).cloned().collect()
@@ -166,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::decide::{ContainerView, PodPhase, Settings, UpstreamDevice};
-    use gpu_migrate_model::ask::{ContainerAsk, ContainerKind, Demand};
+    use gpu_migrate_model::ask::{ContainerAsk, Demand};
 
     const GPU: &str = "nvidia.com/gpu";
 
@@ -307,5 +342,28 @@ mod tests {
         assert_eq!(uids, ["intruder"]);
         state.observe_pod(PodView { deleting: true, ..pod("intruder") }, 4);
         assert!(state.intruders().is_empty());
+        // The agent starts anew. Its record says who was first, if it knew all, and if the share is still there.
+        let row = |uid| (uid, GPU, "GPU-0");
+        for (recorded, listed, incomplete, ends) in [
+            (vec![share], vec!["s", "intruder"], false, true),
+            (vec![share], vec!["s", "intruder"], true, false),
+            (vec![share], vec!["intruder"], false, false),
+            (vec![share, row("intruder")], vec!["s", "intruder"], false, false),
+            (vec![], vec!["s", "intruder"], false, false),
+        ] {
+            let mut earlier = new();
+            read(&mut earlier, &checkpoint(&[1], &recorded), 1);
+            let mut state = unread();
+            if incomplete {
+                state.observe_lost_record();
+            }
+            state.restore_record(earlier.record().data.entries);
+            read(&mut state, &checkpoint(&[0, 1], &[share, row("intruder")]), 2);
+            state.observe_pods(listed.iter().map(|uid| pod(uid)).collect(), 3);
+            state.reconcile(1_000_000);
+            let uids: Vec<String> = state.intruders().into_iter().map(|pod| pod.uid).collect();
+            let expected: &[&str] = if ends { &["intruder"] } else { &[] };
+            assert_eq!(uids, expected, "{recorded:?}, {listed:?}, {incomplete}");
+        }
     }
 }

@@ -117,6 +117,30 @@ fn a_stalled_disk_allocates_nothing_twice() {
     }
 }
 
+/// The record of the agent before has the share, and not who came to its card while the checkpoint could not be read.
+#[test]
+fn who_gets_the_card_of_a_share_before_the_agent_knows_what_is_there_is_ended() {
+    // One step more, and cgroups cannot be read.
+    for last in [vec![], vec![Step::PassTime(600_000), Step::ReadCheckpoint, Step::TakeBack]] {
+        for turn in 0..4 {
+            let mut steps = vec![
+                bind(share(25, 1)),
+                admit(),
+                bind(whole(1)),
+                Step::Bypass,
+                Step::TruncateCheckpoint,
+                Step::RestartAgent,
+                admit().shuffled(turn),
+                Step::Relist,
+                Step::TakeBack,
+                bind(share(25, 1)),
+            ];
+            steps.extend(last.clone());
+            run(&steps).unwrap();
+        }
+    }
+}
+
 /// What is left of a grant whose other devices have another owner now is no answer to a request for all of them.
 #[test]
 fn a_part_of_an_unclaimed_allocation_is_not_allocated_for_the_whole() {

@@ -88,7 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Fault::AgentDiesAfterWriting),
         1 => Just(Fault::AgentDiesAfterAnswering),
         1 => (0..7_u8).prop_map(Fault::AgentDiesAtWrite),
-        1 => (0..7_u8).prop_map(Fault::DiskFails),
+        1 => prop_oneof![3 => (0..7_u8).prop_map(Fault::DiskFails), 1 => Just(Fault::DiskStalls)],
         1 => prop_oneof![Just(Fault::AnswerLost), Just(Fault::NvidiaRefuses), Just(Fault::NvidiaHangs)],
     ];
     prop_oneof![

@@ -26,7 +26,7 @@ use gpu_migrate_cluster_tests::{
     workload::{container, deployment},
 };
 use gpu_migrate_model::{
-    crd::{GPUMigration, MigrationPhase},
+    crd::{GPUMigration, GPUShadow, MigrationPhase},
     names::{self, Dialect},
 };
 
@@ -283,6 +283,14 @@ async fn bridge(cluster: &mut Cluster, runbook: &mut Runbook) -> Result<()> {
     until(cluster, "the GPUConfig to be carried out", async |client| {
         let node = Api::<Node>::all(client.clone()).get(NODE).await?;
         Ok(Seen::from_bool(node.labels().contains_key(names::POOL), || format!("{:?}", node.labels())))
+    })
+    .await?;
+    // The agent publishes the holders of the kubelet's checkpoint, and their names once it has listed its pods.
+    until(cluster, "the names of the holders", async |client| {
+        let shadow = Api::<GPUShadow>::all(client.clone()).get_status(NODE).await?;
+        let holders = shadow.status.iter().flat_map(|status| &status.cards).flat_map(|card| &card.holders);
+        let nameless: Vec<&str> = holders.filter(|h| h.pod.is_empty()).map(|h| h.uid.as_str()).collect();
+        Ok(Seen::from_bool(nameless.is_empty(), || format!("{nameless:?} have none")))
     })
     .await?;
     let output = runbook.run(cluster, "gpu-migrate status gpu-01 --holders").await?;

@@ -157,7 +157,7 @@ impl<A: Agent> World<A> {
         let lingering = &self.lingering;
         let ending = self.running.iter_mut().filter(|given| lingering.contains_key(&given.pod));
         ending.for_each(|given| given.is_overrun_on(&answer));
-        got.bypasses();
+        got.bypasses(self.agent.with_state(|state, _| state.is_ready()));
         got.take(GPU, &answer, &self.hardware.lock());
         self.kubelet.lock().manager.allocated(&got.pod, &got.container, GPU, chosen, answer_with(&answer));
         Outcome::Ok

@@ -78,6 +78,8 @@ pub(super) struct World<A> {
     given_before: u64,
     /// A pod that the agent should have ended.
     missed: Option<String>,
+    /// A pod that it ended although it had given it its cards itself.
+    wronged: Option<String>,
     /// Admitted, and not started yet.
     admitted: Vec<Given>,
     running: Vec<Given>,
@@ -117,6 +119,7 @@ impl<A: Agent> World<A> {
             first_admitted: BTreeMap::new(),
             given_before: 0,
             missed: None,
+            wronged: None,
             admitted: Vec::new(),
             running: Vec::new(),
             lingering: BTreeMap::new(),
@@ -401,7 +404,9 @@ impl<A: Agent> World<A> {
             // What came first is not known of what an earlier process saw.
             let here = self.running.iter().filter(|given| given.order > given_before);
             let missed = here
-                .filter(|given| given.intrudes_on_a_share(&self.running))
+                .filter(|given| {
+                    given.intrudes_on_a_share(&self.running, |holder| state.is_recorded_share(holder))
+                })
                 .filter(known)
                 .find(|given| state.is_ready() && !intruders.contains(&given.pod));
             (
@@ -411,6 +416,8 @@ impl<A: Agent> World<A> {
             )
         });
         self.missed = missed;
+        let wronged = |given: &&Given| intruders.contains(&given.pod) && !given.bypassing();
+        self.wronged = self.running.iter().find(wronged).map(|given| given.pod.clone());
         if noticed && self.bypassed {
             self.register_over();
         }

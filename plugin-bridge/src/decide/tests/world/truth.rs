@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_migrate_model::ask::{ContainerKind, Demand};
 use gpu_migrate_model::card::CardState;
+use gpu_migrate_model::ledger::HolderId;
 use gpu_migrate_sim::judge;
 
 use super::super::agent::{Agent, uuid};
@@ -21,6 +22,8 @@ pub(super) struct Given {
     pub(super) order: u64,
     /// The kubelet gave it without asking the agent.
     bypassing: bool,
+    /// The agent knew then what else was there.
+    bypassing_a_ready_agent: bool,
     /// It was deleted with force, and still ended when the kubelet gave its card to the next without asking the agent.
     overrun: bool,
     /// By card. A shared container sees the cards that the answer for its cores names; there it uses its memory too, wherever that is
@@ -45,11 +48,25 @@ impl Given {
         demand: Demand,
         order: u64,
     ) -> Self {
-        Self { pod, container, kind, demand, order, bypassing: false, overrun: false, cards: BTreeMap::new() }
+        Self {
+            pod,
+            container,
+            kind,
+            demand,
+            order,
+            bypassing: false,
+            bypassing_a_ready_agent: false,
+            overrun: false,
+            cards: BTreeMap::new(),
+        }
     }
 
-    pub(super) const fn bypasses(&mut self) {
-        self.bypassing = true;
+    pub(super) const fn bypasses(&mut self, ready_agent: bool) {
+        (self.bypassing, self.bypassing_a_ready_agent) = (true, ready_agent);
+    }
+
+    pub(super) const fn bypassing(&self) -> bool {
+        self.bypassing
     }
 
     /// The kubelet gives these cards past the agent, while this container still ends.
@@ -57,10 +74,18 @@ impl Given {
         self.overrun |= self.cards.keys().any(|card| cards.contains(card));
     }
 
-    /// The same, on a share that this process of the agent knows to be older.
-    pub(super) fn intrudes_on_a_share<'a>(&self, on: impl IntoIterator<Item = &'a Self>) -> bool {
+    /// The same, on a share that this process of the agent knows to be older: it knew all that was there, or the record of the one
+    /// before has the share.
+    pub(super) fn intrudes_on_a_share<'a>(
+        &self,
+        on: impl IntoIterator<Item = &'a Self>,
+        recorded: impl Fn(&HolderId) -> bool,
+    ) -> bool {
         let card = |other: &&Self| other.cards.keys().any(|card| self.cards.contains_key(card));
-        self.intrudes(on.into_iter().filter(|other| !other.legacy()).filter(card))
+        let known = |other: &&Self| {
+            self.bypassing_a_ready_agent || recorded(&HolderId::new(&other.pod, &other.container))
+        };
+        self.intrudes(on.into_iter().filter(|other| !other.legacy()).filter(card).filter(known))
     }
 
     /// It came past the agent to a card that another pod had: the agent cannot prevent it, only end it.
@@ -116,6 +141,9 @@ impl<A: Agent> World<A> {
         self.end_overdue();
         if let Some(pod) = self.missed.take() {
             return Err(format!("I1: {pod} has the card of a share past the agent, which does not end it"));
+        }
+        if let Some(pod) = self.wronged.take() {
+            return Err(format!("{pod} was ended, and has cards that the agent gave it"));
         }
         self.agent.with_state(|state, _| {
             for card in 0..ALL_CARDS {
