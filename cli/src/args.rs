@@ -427,7 +427,7 @@ pub struct SuggestArgs {
     /// Nothing is proposed for a container of which fewer samples are known.
     #[arg(long, value_name = "N", default_value_t = 100, help_heading = "How much is proposed")]
     pub min_samples: u64,
-    /// Nothing is proposed for a container that was seen for less than this time; 0h proposes in any case.
+    /// Nothing is proposed for a container that was seen for less than this time: a number and m, h, d or w.
     #[arg(long, value_name = "TIME", default_value = "24h", help_heading = "How much is proposed")]
     pub min_span: Window,
     /// Where policies, namespaces and pods are.

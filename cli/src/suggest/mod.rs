@@ -85,14 +85,12 @@ pub(crate) fn command(args: &SuggestArgs, out: &mut dyn Write, err: &mut dyn Wri
     };
     let suggestions = propose(&seen, &owners, &limits).map_err(anyhow::Error::msg)?;
     show(&suggestions, *output, !no_headers, out)?;
-    let of_programs = !matches!(output, SuggestOutput::Diff | SuggestOutput::Table);
     if *output == SuggestOutput::Yaml {
         show::namespaces(&suggestions, &owners).iter().try_for_each(|object| document(object, out))?;
+        // What is in no policy goes beside what a program reads.
+        write!(err, "{}", show::unjudged(&suggestions).trim_start())?;
     }
     out.flush()?;
-    if of_programs {
-        write!(err, "{}", show::unjudged(&suggestions))?;
-    }
     warn_of_namespaces(&suggestions, &owners, err)?;
     let judged = suggestions.containers.iter().any(|one| one.proposed.is_some());
     Ok(if judged { Exit::Done } else { Exit::No })
