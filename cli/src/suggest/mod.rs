@@ -1,6 +1,6 @@
 //! `gpu-migrate suggest`: ratios for the policies, from what containers used of their cards over days.
 //!
-//! Read ([`recording`], [`prometheus`]) → what each container used ([`series`]) → whose it is ([`belongs`]) → ratios ([`propose`]) → shown.
+//! `recording` or `prometheus` reads → `series`: what each container used → `belongs`: whose it is → `propose`: ratios → `show`.
 
 mod belongs;
 mod prometheus;
