@@ -205,7 +205,8 @@ fn a_project_without_a_policy_gets_one_and_whoever_has_no_project_is_named() {
     let (code, out, err) = run(&["suggest", "--recording", &recording, "--from", &from]);
     assert_eq!(code, 0, "{err}");
     assert!(
-        out.contains("--- no policy\n+++ GPUMigration danlu (proposed)") && out.contains("+  mode: Audit"),
+        out.contains("\n--- no policy\n+++ GPUMigration danlu (proposed)\n+apiVersion: ")
+            && out.contains("+  mode: Audit"),
         "{out}"
     );
     assert!(out.contains("left out: 4 pods in no project (label gpu-migrate.io/project on the pod or its namespace): plain/web-0, plain/web-1, plain/web-2 and 1 more"), "{out}");

@@ -3,7 +3,7 @@
 use super::belongs::Owners;
 use super::propose::{Proposal, Ratio, Suggestion, Suggestions, is_same, show};
 use crate::cluster::columns;
-use crate::plan::diff::unified;
+use crate::plan::diff::{to_yaml, unified};
 use crate::style::{ADDED, FAINT, HEAD, WARNING, counted, paint};
 use gpu_migrate_model::crd::{GPUMigration, GPUMigrationSpec};
 use gpu_migrate_model::names::{GROUP, VERSION};
@@ -102,11 +102,20 @@ pub(super) fn diffs(suggestions: &Suggestions) -> String {
         let (old, new) = (format!("GPUMigration {name}"), format!("GPUMigration {name} (proposed)"));
         let diff = match before {
             Some(before) => unified(&object(before), &object(after), (&old, &new), 3),
-            None => unified(&Value::Null, &object(after), ("no policy", &new), 3),
+            None => added(&object(after), &new),
         };
         if !diff.is_empty() {
             text += &format!("\n{diff}");
         }
+    }
+    text
+}
+
+/// A policy where there was none.
+fn added(policy: &Value, name: &str) -> String {
+    let mut text = format!("{}\n{}\n", paint(HEAD, "--- no policy"), paint(HEAD, &format!("+++ {name}")));
+    for line in to_yaml(policy).lines() {
+        text += &format!("{}\n", paint(ADDED, &format!("+{line}")));
     }
     text
 }
