@@ -4,6 +4,7 @@ use crate::cluster::{ClusterArgs, ObjectOutput, Output, ReachArgs};
 use crate::complete;
 use crate::exit;
 use crate::style::ColorWhen;
+use crate::suggest::Window;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,11 @@ pub enum Command {
     ///
     /// What is used is asked of the node agents, through the API server: that needs `get` on `pods/proxy` in their namespace.
     Top(TopArgs),
+    /// Propose ratios for the policies, from what containers used of their cards over days; changes nothing.
+    ///
+    /// From a recording of `top --record`, or from a Prometheus that scrapes the node agents. Shows for each project and container what was
+    /// seen (median and p95 of the cores, greatest memory), and how the policies would change. `simulate` says how many cards that frees.
+    Suggest(SuggestArgs),
     /// Start, pause, resume or roll back the migration of a project.
     Rollout(RolloutArgs),
     /// Translate GPU quotas into vcuda quotas.
@@ -346,7 +352,7 @@ pub enum TopSort {
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --by project\n  gpu-migrate top --once --sort unused --limit 50\n  gpu-migrate top -n danlu --filter gpu-07\n  gpu-migrate top -o json\n\nKeys:\n  q, Escape       quit\n  ↑ ↓ PgUp PgDn   scroll\n  s               sort by the next of --sort\n  p               by pod or by project\n  /               show what contains a text"
+    after_help = "Examples:\n  gpu-migrate top\n  gpu-migrate top --by project\n  gpu-migrate top --once --sort unused --limit 50\n  gpu-migrate top -n danlu --filter gpu-07\n  gpu-migrate top -o json\n  gpu-migrate top --record use.jsonl --interval 60\n\nKeys:\n  q, Escape       quit\n  ↑ ↓ PgUp PgDn   scroll\n  s               sort by the next of --sort\n  p               by pod or by project\n  /               show what contains a text"
 )]
 pub struct TopArgs {
     /// What a line of the second table is.
@@ -355,12 +361,18 @@ pub struct TopArgs {
     /// What comes first in it.
     #[arg(long, value_enum, default_value_t)]
     pub sort: TopSort,
-    /// Seconds between two refreshes.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub interval: u64,
-    /// Print once and exit; the default for pipes and files.
+    /// Seconds between two refreshes [default: 2; with --record: 30].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: Option<u64>,
+    /// Print once and exit; the default for pipes and files, but not with --record.
     #[arg(long)]
     pub once: bool,
+    /// Append what each container uses to this file at each refresh, for `suggest`: JSON, a line for each container on each of its cards.
+    ///
+    /// Without a terminal it prints nothing and goes on until SIGINT or SIGTERM, also while the API server does not answer. An hour of
+    /// a hundred containers is 5 MB, with the default interval.
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    pub record: Option<PathBuf>,
     /// Maximum number of pods to list.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub limit: usize,
@@ -377,6 +389,100 @@ pub struct TopArgs {
     #[command(flatten)]
     pub look: LookArgs,
 }
+
+/// Arguments of `suggest`.
+#[derive(Debug, Args)]
+#[command(after_long_help = SUGGEST_HELP)]
+pub struct SuggestArgs {
+    /// Recordings of `gpu-migrate top --record FILE`; `-` is stdin.
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "prometheus", conflicts_with = "prometheus", help_heading = "What was used")]
+    pub recording: Vec<PathBuf>,
+    /// A Prometheus that scrapes the node agents: `http://…` or `https://…`, without `/api/v1`.
+    #[arg(long, value_name = "URL", help_heading = "What was used")]
+    pub prometheus: Option<String>,
+    /// Bearer token for that Prometheus; it is not sent over plain http.
+    #[arg(long, value_name = "FILE", conflicts_with = "recording", help_heading = "What was used")]
+    pub token_file: Option<PathBuf>,
+    /// CAs of that Prometheus, PEM; default: those of the system.
+    #[arg(long, value_name = "FILE", conflicts_with = "recording", help_heading = "What was used")]
+    pub ca_file: Option<PathBuf>,
+    /// How far back Prometheus is asked: a number and m, h, d or w. A recording is read to its end.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "7d",
+        conflicts_with = "recording",
+        help_heading = "What was used"
+    )]
+    pub window: Window,
+    /// Only pods of this namespace.
+    #[arg(short = 'n', long, value_name = "NAME", add = complete::namespaces())]
+    pub namespace: Option<String>,
+    /// Percent that is added to the p95 of the cores, before it is rounded up to 5 cores.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000), help_heading = "How much is proposed")]
+    pub cores_margin: u32,
+    /// Percent that is added to the greatest memory, before it is rounded up to a block of 256 MiB.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000), help_heading = "How much is proposed")]
+    pub memory_margin: u32,
+    /// Nothing is proposed for a container of which fewer samples are known.
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "How much is proposed")]
+    pub min_samples: u64,
+    /// Nothing is proposed for a container that was seen for less than this time: a number and m, h, d or w.
+    #[arg(long, value_name = "TIME", default_value = "24h", help_heading = "How much is proposed")]
+    pub min_span: Window,
+    /// Where policies, namespaces and pods are.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// No titles above the columns, and no legend.
+    #[arg(long, help_heading = "Output")]
+    pub no_headers: bool,
+    /// What to print.
+    #[arg(short = 'o', long, value_enum, default_value_t, help_heading = "Output")]
+    pub output: SuggestOutput,
+}
+
+/// Forms of a suggestion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SuggestOutput {
+    /// What was seen as a table, then a diff of every policy that would change.
+    #[default]
+    Diff,
+    /// What was seen, and the ratios.
+    Table,
+    /// Everything, for programs.
+    Json,
+    /// The policies as proposed, and the labels of their namespaces: a policy file for `simulate` and `plan`.
+    Yaml,
+}
+
+const SUGGEST_HELP: &str = "\
+Examples:
+  # Record for some days, on any machine that reaches the cluster; then look
+  nohup gpu-migrate top --record use.jsonl --interval 60 &
+  gpu-migrate suggest --recording use.jsonl
+
+  # From Prometheus, two weeks back, one namespace
+  gpu-migrate suggest --prometheus http://127.0.0.1:9090 --window 14d -n danlu
+
+  # How many cards would it free? How would the manifests change?
+  gpu-migrate suggest --recording use.jsonl -o yaml > proposed.yaml
+  kubectl get nodes,pods -A -o json | gpu-migrate simulate --snapshot - --policy-file proposed.yaml
+  gpu-migrate plan --policy proposed.yaml -f examples/
+
+  # Without a cluster: policies and Namespaces of a file
+  gpu-migrate suggest --recording use.jsonl --from policies.yaml
+
+  # After one hour, with half as much again for memory
+  gpu-migrate suggest --recording use.jsonl --min-span 1h --memory-margin 50
+
+The rule, for each project and container name, over all its pods and cards:
+  cores   p95 of the pod that uses most, plus --cores-margin, rounded up to 5; not less than a share that was often at its limit
+  memory  most that any pod used of a card, plus --memory-margin, rounded up to whole blocks of 256 MiB
+A container with several cards, with parts of cards, with too few samples or with a ratio by card product gets no proposal, and the
+reason is said. A project without a policy gets one in mode Audit.
+
+Exit status: 0 something could be judged, 1 nothing was recorded or something could not be read, 2 wrong command line,
+3 of no container enough is known.";
 
 /// How a command changes a cluster.
 #[derive(Debug, Clone, Copy, Default, Args)]

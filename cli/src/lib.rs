@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod plan;
 mod progress;
 pub mod style;
+pub mod suggest;
 mod toolbox;
 
 use anyhow::Context as _;
@@ -50,6 +51,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
             cluster::preflight::preflight(&snapshot).write(args.output, &mut out)?
         }
         Command::Top(args) => cluster::top::command(&args, &mut out)?,
+        Command::Suggest(args) => suggest::command(&args, &mut out, &mut err)?,
         Command::Status(args) => cluster::status::command(&args, &mut out)?,
         Command::Verify(args::VerifyArgs { what: Some(args::VerifyCommand::Isolation(args)), .. }) => {
             isolation::command(&args, &mut out)?

@@ -120,6 +120,10 @@ fn every_command_works_on_the_cluster_of_the_demo() {
             .unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), name, "{line}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("use.jsonl");
+    let (ended, text) = run(&format!("top --once --record {}", recording.display()));
+    assert!(ended == 0 && text.contains("team/web") && recording.exists(), "{ended}: {text}");
     let (ended, text) = run("rollout undo nobody");
     assert_eq!(ended, 1);
     assert!(text.starts_with("error: GPUMigration nobody: ") && text.contains("(API server http"), "{text}");

@@ -39,6 +39,14 @@ fn each_command_takes_the_flags_that_make_sense_for_it() {
             "top",
             "-o table, -o json, -o yaml, --no-headers, --context c, --kubeconfig k, -n x, --namespace x, --from f",
         ),
+        (
+            "suggest --recording r",
+            "-o table, -o json, -o yaml, --no-headers, --context c, --kubeconfig k, -n x, --namespace x, --from f",
+        ),
+        (
+            "top --record r",
+            "-o table, -o json, -o yaml, --no-headers, --context c, --kubeconfig k, -n x, --namespace x",
+        ),
         ("rollout start p", "-o table, -o json, -o yaml, -o name, --context c, --kubeconfig k"),
         ("cordon-card n 0", "-o table, -o json, -o yaml, -o name, --context c, --kubeconfig k"),
         (

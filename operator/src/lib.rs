@@ -2,8 +2,8 @@
 //!
 //! Pure: [`waves`] (state machine of a rollout), [`project`] (workloads of a project), [`kinds`] (foreign kinds of them), [`pools`] (settings of a node), [`nodes`] (its
 //! components and the steps between plugin modes), [`patches`] (bodies of writes). Feature `server`: `migrations` and `config` (the
-//! reconcilers), `watched` (what the watches have shown), `query` (a gate's Prometheus query), `run` (leader election, health, shutdown),
-//! `status` (the status page).
+//! reconcilers), `watched` (what the watches have shown), `run` (leader election, health, shutdown), `status` (the status page). Feature `prometheus`: `query` (of a
+//! gate, and of `gpu-migrate suggest`).
 
 #[cfg(feature = "server")]
 pub mod args;
@@ -18,8 +18,8 @@ pub mod nodes;
 pub mod patches;
 pub mod pools;
 pub mod project;
-#[cfg(feature = "server")]
-mod query;
+#[cfg(feature = "prometheus")]
+pub mod query;
 #[cfg(feature = "server")]
 pub mod run;
 #[cfg(feature = "server")]

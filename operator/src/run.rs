@@ -61,7 +61,11 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let (elected, stop) = (CancellationToken::new(), tasks.stop());
     let migrations = Migrations::new(client.clone(), metrics.clone())
         .with_interval(Duration::from_millis(interval_milliseconds))
-        .with_prometheus(Prometheus { ca_file: prometheus_ca_file, token_file: prometheus_token_file })
+        .with_prometheus(Prometheus {
+            ca_file: prometheus_ca_file,
+            token_file: prometheus_token_file,
+            ..Prometheus::default()
+        })
         .run();
     tasks.spawn("GPUMigration loop", until(stop.clone(), once(elected.clone(), migrations)));
     let config = config::run(client, namespace.clone(), metrics.clone(), config::INTERVAL);

@@ -22,6 +22,7 @@ pub(crate) use connect::runtime;
 pub use connect::{ClusterArgs, ReachArgs, server};
 pub use snapshot::Snapshot;
 pub(crate) use uninstall::uninstall;
+pub(crate) use usage::Usage;
 
 use crate::exit::Exit;
 use crate::style::{WARNING, fit, paint, visible, window};

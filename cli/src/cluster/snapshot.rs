@@ -118,6 +118,19 @@ impl Snapshot {
         Ok(Self { shadows, pods: all(client).await?, unreadable, ..Self::default() })
     }
 
+    /// Only policies, and whom they are for: namespaces and pods.
+    pub(crate) async fn of_policies(client: &Client) -> anyhow::Result<Self> {
+        let mut unreadable = Vec::new();
+        let migrations = readable(client, &mut unreadable).await?;
+        Ok(Self {
+            migrations,
+            unreadable,
+            namespaces: all(client).await?,
+            pods: all(client).await?,
+            ..Self::default()
+        })
+    }
+
     /// Only GPUShadows and policies.
     pub(crate) async fn of_status(client: &Client) -> anyhow::Result<Self> {
         let mut snapshot = Self::default();

@@ -1,5 +1,6 @@
 //! `gpu-migrate top`: what is requested and used by node, container or project; pending pods.
 
+mod record;
 mod table;
 
 use super::screen::{self, Scroll, Size, View, fitted};
@@ -19,6 +20,7 @@ use gpu_migrate_model::usage::{CardUse, ContainerUse};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
+use record::Recorder;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -26,6 +28,10 @@ use std::io::{IsTerminal as _, Write};
 use std::time::Duration;
 use table::{Part, holder_table, node_table, project_table, waiting_table};
 
+/// Between two refreshes.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Likewise with `--record`: the node agents sample every five seconds.
+const INTERVAL_RECORDED: Duration = Duration::from_secs(30);
 /// Pods that are shown however small the window is.
 const FEWEST: usize = 3;
 
@@ -292,7 +298,7 @@ fn waiting(snapshot: &Snapshot) -> Vec<Waiting> {
 }
 
 /// What `top` shows, and how.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct Shown {
     by: TopBy,
     sort: TopSort,
@@ -396,6 +402,15 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
         && look.output == Output::Table
         && std::io::stdout().is_terminal();
     let shown = Shown::of(args);
+    let recorder = args.record.as_deref().map(|path| Recorder::open(path, &shown)).transpose()?;
+    let interval = if recorder.is_some() { INTERVAL_RECORDED } else { INTERVAL };
+    let interval = args.interval.map_or(interval, Duration::from_secs);
+    if let (Some(recorder), false, false) = (&recorder, live, args.once) {
+        return runtime(record::run(args, interval, recorder)).map(|()| Exit::Done);
+    }
+    let record = |snapshot: &Snapshot, usage: &Usage| {
+        recorder.as_ref().map_or(Ok(()), |recorder| recorder.append(snapshot, usage))
+    };
     if !live {
         let (snapshot, usage) = runtime(async {
             match look.cluster.from.is_empty() {
@@ -403,14 +418,19 @@ pub(crate) fn command(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<Exi
                 false => Ok((look.cluster.snapshot_of_files()?, Usage::default())),
             }
         })?;
+        record(&snapshot, &usage)?;
         let top = Top::of(&snapshot, &usage, &shown);
         return Ok(top.answer(usage.missing.as_deref(), &shown).write(look.output, out)?);
     }
     runtime(async {
         let client = look.cluster.reach.client().await?;
-        let interval = Duration::from_secs(args.interval);
         let mut live = Live { shown, interval, scroll: Scroll::default(), typing: false };
-        screen::run(interval, async || read(&client).await, &mut live, out).await
+        let look = async || {
+            let seen = read(&client).await?;
+            record(&seen.0, &seen.1)?;
+            Ok(seen)
+        };
+        screen::run(interval, look, &mut live, out).await
     })
 }
 
@@ -520,7 +540,7 @@ mod tests {
         assert!(!holder_table(&holders, ALL, 200, true).contains('…'));
     }
 
-    fn cluster() -> Snapshot {
+    pub(super) fn cluster() -> Snapshot {
         let card = |index: u32, holders: serde_json::Value| json!({"uuid": format!("GPU-{index}"), "minor": index, "memoryMiB": 24_576, "state": "Shared", "holders": holders});
         let share = |pod: &str, cores: u32| json!([{"namespace": "ns", "pod": pod, "uid": pod, "container": "c", "cores": cores, "blocks": 40}]);
         let shadow = json!({"apiVersion": "gpu-migrate.io/v1alpha1", "kind": "GPUShadow", "metadata": {"name": "gpu-01"}, "spec": {},
@@ -535,7 +555,7 @@ mod tests {
         }
     }
 
-    fn usage() -> Usage {
+    pub(super) fn usage() -> Usage {
         let card = |pod: &str, percent: u32, gib: u64| {
             json!({"memoryBytes": 24_u64 << 30, "utilizationPercent": percent, "memoryUsedBytes": gib << 30, "containers": [
                 {"namespace": "ns", "pod": pod, "container": "c", "kind": "shared", "processes": 1,
@@ -548,7 +568,7 @@ mod tests {
 
     const ALL: Part = Part { first: 0, most: 9 };
 
-    fn everything(by: TopBy, sort: TopSort) -> Shown {
+    pub(super) fn everything(by: TopBy, sort: TopSort) -> Shown {
         let (namespace, filter) = (None, String::new());
         Shown { by, sort, namespace, filter, part: ALL, nodes: usize::MAX, width: usize::MAX, titles: true }
     }

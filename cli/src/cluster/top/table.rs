@@ -95,7 +95,7 @@ pub(super) fn node_table(nodes: &[NodeUse], most: usize, titles_shown: bool) -> 
 }
 
 /// Some of a list: where they begin, and how many at most.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) first: usize,
     pub(super) most: usize,
