@@ -23,6 +23,11 @@ pub enum StartRefusal {
         "neither the kubelet checkpoint nor pod-resources names the container of these devices yet, or its other vcuda resource"
     )]
     NotIdentified,
+    /// A card has other block numbers than when the container got its own: the map of them was lost, or the card is gone.
+    #[error(
+        "{0} of these devices are of no card that is here now: the container cannot start, delete its pod"
+    )]
+    OfNoCard(usize),
     /// Its memory is on another card than its cores, and their cards have too little free memory.
     #[error("{holder}: its cores are on {cards:?}, which have too little free memory for it yet")]
     NotColocated { holder: HolderId, cards: Vec<CardIndex> },
@@ -37,6 +42,10 @@ impl NodeState {
     pub fn may_start(&mut self, resource: SharedResource, ids: &[String]) -> Result<HolderId, StartRefusal> {
         let kind = Resource::Shared(resource);
         let keys: BTreeSet<DeviceKey> = ids.iter().filter_map(|id| self.key(&kind, id)).collect();
+        if keys.len() < ids.len() {
+            // Only a part of what it asked for would be accounted for.
+            return Err(StartRefusal::OfNoCard(ids.len() - keys.len()));
+        }
         let same = self.grants.values().filter(|g| g.confirmed && g.resource == kind && g.requested == keys);
         let named: Vec<HolderId> = same.map(|g| g.holder.clone()).collect();
         let latest = named.last().ok_or(StartRefusal::NotIdentified)?.clone();

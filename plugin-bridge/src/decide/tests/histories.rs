@@ -141,6 +141,30 @@ fn who_gets_the_card_of_a_share_before_the_agent_knows_what_is_there_is_ended() 
     }
 }
 
+/// Record and map are lost before it starts, and a card has other block numbers now: of its memory only a part is of a known card.
+#[test]
+fn a_container_with_blocks_of_no_card_does_not_start() {
+    let (init, app, sidecar) = (ContainerKind::Init, ContainerKind::App, ContainerKind::Sidecar);
+    let steps = [
+        bind_all(&[(init, share(10, 1)), (app, share(10, 1))]),
+        Step::Hardware(Change::Vanish(0)),
+        bind_all(&[(sidecar, share(10, 1)), (app, share(10, 1))]),
+        admit().shuffled(2_907_315_794_426_313),
+        admit().shuffled(2_355_386_378_224_197_405).failing(Fault::DiskFails(0), 0),
+        bind(whole(1)),
+        bind(share(50, 2)),
+        Step::StartAndDie(0),
+        admit(),
+        Step::LoseRecord,
+        Step::End(18_144_454_359_050_772_809),
+        Step::PassTime(100_000),
+        admit().core_first().shuffled(2_935_137_213_234_649_217),
+        Step::RestartAgent,
+        Step::Start,
+    ];
+    run(&steps).unwrap();
+}
+
 /// What is left of a grant whose other devices have another owner now is no answer to a request for all of them.
 #[test]
 fn a_part_of_an_unclaimed_allocation_is_not_allocated_for_the_whole() {
