@@ -271,12 +271,13 @@ async fn all_ask(cluster: &mut Cluster, namespace: &str, app: &str, expected: &[
 /// Two policies that select the same workload with equal specificity.
 async fn overlapping(cluster: &mut Cluster) -> Result<String> {
     let namespace = project(cluster, "overlap").await?;
-    cluster.create_deployment(&namespace, deployment("both", 0, GPU)).await?;
     for name in [namespace.clone(), format!("{namespace}-2")] {
         let rollout = json!({"gate": {"soakSeconds": 0}, "waves": [{"percent": 100}]});
         manifests::apply(&cluster.client, &policy_of(&name, &namespace, "Enforce", &rollout), false).await?;
         cluster.forget_policy_after(&name);
     }
+    // Not before: a policy that is there alone is carried out at once.
+    cluster.create_deployment(&namespace, deployment("both", 0, GPU)).await?;
     for (name, other) in
         [("", "-2"), ("-2", "")].map(|(a, b)| (format!("{namespace}{a}"), format!("{namespace}{b}")))
     {
