@@ -1,7 +1,7 @@
 //! A Kubernetes API server in memory: what kube clients, kubectl, schedulers, kubelets and controllers need of one.
 //!
 //! Served: discovery; list, get and watch (resource versions, bookmarks, 410, selectors, Tables, metadata alone); create, update,
-//! delete, and patch in its four forms; the subresources `status`, `binding`, `eviction`; CustomResourceDefinitions with printer columns
+//! delete, and patch in its four forms; the subresources `status`, `scale`, `binding`, `eviction`; CustomResourceDefinitions with printer columns
 //! and schema defaults; mutating webhooks on CREATE. What it does not serve it says: 501 with a Status, never silence.
 //!
 //! Not there, and not pretended: authentication (everybody is the administrator, so it listens on loopback alone), schema validation
@@ -18,8 +18,10 @@ pub mod jsonpath;
 pub mod kinds;
 pub mod merge_keys;
 pub mod object;
+pub mod protobuf;
 pub mod remove;
 pub mod request;
+pub mod scale;
 pub mod select;
 pub mod serve;
 pub mod status;

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::kinds::Kinds;
 use super::request::{self, Form, Parameters, Target, Verb};
 use super::status::Refusal;
 use super::store::version;
-use super::{ApiServer, bind, discovery, object, remove, table, watch, write};
+use super::{ApiServer, bind, discovery, object, remove, scale, table, watch, write};
 
 /// Largest body: as etcd would take it.
 const LARGEST_BODY: usize = 3 << 20;
@@ -122,10 +123,26 @@ async fn answer(server: &ApiServer, request: Request) -> Result<Response, Refusa
         review["status"] = json!({"allowed": true, "reason": "the embedded API server has no authorization"});
         return Ok(json_response(StatusCode::CREATED, &review));
     }
+    if parts.method == http::Method::GET
+        && !parameters.flag("watch")
+        && let Some(list) = empty_list(path)
+    {
+        return Ok(json_response(StatusCode::OK, &list));
+    }
     let target = Target::of(path, &server.kinds)?;
     let verb = Verb::of(&parts.method, &target, &parameters)?;
     let body = request::body(&bytes, &parameters.media)?;
     act(server, verb, &target, &parameters, body).await
+}
+
+/// A list of what there is none of.
+fn empty_list(path: &str) -> Option<Value> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let (["", "api", "v1", plural] | ["", "api", "v1", "namespaces", _, plural]) = parts.as_slice() else {
+        return None;
+    };
+    let kind = Kinds::none_of("", plural)?;
+    Some(json!({"apiVersion": "v1", "kind": format!("{kind}List"), "metadata": {}, "items": []}))
 }
 
 async fn act(
@@ -143,8 +160,8 @@ async fn act(
         (Verb::Create, "binding") => bind::bind(server, target, &body)?,
         (Verb::Create, "eviction") => evict(server, target, parameters, &body)?,
         (Verb::Create, "") => write::create(server, target, parameters, body).await?,
-        (Verb::Update, "" | "status") => write::update(server, target, parameters, body)?,
-        (Verb::Patch, "" | "status") => write::patch(server, target, parameters, body).await?,
+        (Verb::Update, "" | "status" | "scale") => write::update(server, target, parameters, body)?,
+        (Verb::Patch, "" | "status" | "scale") => write::patch(server, target, parameters, body).await?,
         (Verb::Delete, "") => remove::delete(server, target, parameters, &body)?,
         (Verb::DeleteAll, "") => return delete_all(server, target, parameters, &body),
         _ => return Err(Refusal::method()),
@@ -242,6 +259,9 @@ fn delete_all(
 fn render(target: &Target, parameters: &Parameters, code: StatusCode, object: &Value) -> Response {
     if object["kind"] == "Status" {
         return json_response(code, object);
+    }
+    if target.subresource == "scale" {
+        return json_response(code, &scale::of(object));
     }
     match parameters.form {
         Form::Whole => json_response(code, object),

@@ -13,7 +13,7 @@ use super::object::{self, items, meta, metadata, timestamp};
 use super::request::{Parameters, Target, check_shape};
 use super::status::Refusal;
 use super::store::{ResourceId, Write};
-use super::{ApiServer, defaults, strategic};
+use super::{ApiServer, defaults, scale, strategic};
 
 /// A stored or removed object, with warnings for its author.
 #[derive(Debug)]
@@ -42,6 +42,9 @@ pub async fn create(
     check_shape(&body)?;
     let kind = &*target.kind;
     let mut new = body;
+    if kind.ignores_nulls() {
+        object::drop_nulls(&mut new);
+    }
     if new.get("metadata").is_none() && kind.kind != "Event" {
         return Err(Refusal::bad_request("metadata: expected an object with name or generateName"));
     }
@@ -219,6 +222,12 @@ async fn apply_configuration(
     {
         return Err(Refusal::bad_request("metadata.managedFields must be nil"));
     }
+    if target.subresource == "scale" {
+        return Err(Refusal::not_served("server-side apply of a Scale; patch or replace it"));
+    }
+    if target.kind.ignores_nulls() {
+        object::drop_nulls(&mut configuration);
+    }
     limit_to_subresource(target, &mut configuration);
     let key = (target.namespace.clone(), target.name.clone());
     if server.store.get(&target.kind.id(), &key.0, &key.1).is_none() {
@@ -284,7 +293,14 @@ fn modify(
     let api_version = target.kind.api_version();
     let writer = writer(parameters, target, &api_version);
     store_change(server, target, parameters, |live| {
-        let mut after = change(live)?;
+        let mut after = if target.subresource == "scale" {
+            scale::put(live, &change(&scale::of(live))?)?
+        } else {
+            change(live)?
+        };
+        if target.kind.ignores_nulls() {
+            object::drop_nulls(&mut after);
+        }
         let fields = live["metadata"].get("managedFields").cloned();
         match fields {
             Some(fields) => metadata(&mut after).insert("managedFields".into(), fields),
@@ -334,6 +350,9 @@ fn store_change(
         let Some(live) = live else { return Err(Refusal::not_found(&kind.qualified(), &target.name)) };
         let mut after = change(live)?;
         check_shape(&after)?;
+        if target.subresource.is_empty() {
+            defaults::fill(kind, &mut after);
+        }
         settle_identity(kind, live, &mut after)?;
         server.check(kind, &after)?;
         defaults::check(kind, &after)?;
