@@ -11,7 +11,7 @@ use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::{Client, CustomResourceExt, ResourceExt};
+use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -397,5 +397,50 @@ async fn kubectl_is_told_what_is_not_there() {
         let Some((success, text)) = kubectl(&running, arguments, "").await else { return };
         assert!(!success && text.contains(expected), "kubectl {arguments:?}: {text}");
         assert_eq!(text.trim().lines().count(), 1, "kubectl {arguments:?}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn events_of_both_groups_are_the_same_ones() {
+    let (running, client) = start().await;
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let solo = pods.create(&PostParams::default(), &pod("solo")).await.unwrap();
+    // As our components write them.
+    let recorder = kube::runtime::events::Recorder::new(client.clone(), "extender".to_owned().into());
+    let event = kube::runtime::events::Event {
+        type_: kube::runtime::events::EventType::Normal,
+        reason: "Placed".into(),
+        note: Some("on card 3".into()),
+        action: "Binding".into(),
+        secondary: None,
+    };
+    recorder.publish(&event, &solo.object_ref(&())).await.unwrap();
+    let core = Api::<k8s_openapi::api::core::v1::Event>::default_namespaced(client.clone());
+    let of_solo = ListParams::default().fields("involvedObject.name=solo,involvedObject.kind=Pod");
+    let found = core.list(&of_solo).await.unwrap().items;
+    assert_eq!((found.len(), found[0].message.as_deref()), (1, Some("on card 3")));
+    let new = Api::<k8s_openapi::api::events::v1::Event>::default_namespaced(client);
+    let regarding = ListParams::default().fields("regarding.name=solo");
+    let found = new.list(&regarding).await.unwrap().items;
+    assert_eq!((found.len(), found[0].note.as_deref()), (1, Some("on card 3")));
+    assert_eq!(found[0].reporting_controller.as_deref(), Some("extender"));
+    // The same one again makes a series of it.
+    recorder.publish(&event, &solo.object_ref(&())).await.unwrap();
+    let again = core.list(&of_solo).await.unwrap().items;
+    assert_eq!((again.len(), again[0].series.as_ref().and_then(|series| series.count)), (1, Some(2)));
+
+    let by_hand = "apiVersion: v1\nkind: Event\nmetadata: {name: mine}\ninvolvedObject: {kind: Node, name: n1}\n\
+        message: looked at\nreason: Checked\ntype: Normal\nlastTimestamp: 2026-01-01T00:00:00Z\n";
+    let steps: &[(&[&str], &str, &str)] = &[
+        (&["describe", "pod", "solo"], "", "extender  on card 3"),
+        (&["events", "--for", "pod/solo"], "", "on card 3"),
+        (&["apply", "-f", "-"], by_hand, "event/mine created"),
+        (&["get", "events"], "", "Checked   node/n1"),
+        (&["get", "events.v1.events.k8s.io"], "", "Placed    pod/solo"),
+        (&["events"], "", "looked at"),
+    ];
+    for (arguments, stdin, expected) in steps {
+        let Some((success, text)) = kubectl(&running, arguments, stdin).await else { return };
+        assert!(success && text.contains(expected), "kubectl {arguments:?}: {text}");
     }
 }

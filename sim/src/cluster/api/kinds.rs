@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use serde_json::Value;
 
+use super::events;
 use super::object::items;
 use super::store::ResourceId;
 
@@ -40,10 +41,11 @@ pub struct Custom {
 }
 
 impl Kind {
-    /// `group/plural`: the versions of a resource are one.
+    /// `group/plural`: the versions of a resource are one, and so are the Events of both groups.
     #[must_use]
     pub fn id(&self) -> ResourceId {
-        format!("{}/{}", self.group, self.plural).into()
+        let group = if events::is_view(self) { "" } else { &self.group };
+        format!("{group}/{}", self.plural).into()
     }
 
     /// `v1`, `apps/v1`.

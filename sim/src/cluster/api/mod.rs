@@ -13,6 +13,7 @@ pub mod bind;
 pub mod conditions;
 pub mod defaults;
 pub mod discovery;
+pub mod events;
 pub mod fields;
 pub mod jsonpath;
 pub mod kinds;

@@ -16,7 +16,7 @@ use super::kinds::Kinds;
 use super::request::{self, Form, Parameters, Target, Verb};
 use super::status::Refusal;
 use super::store::version;
-use super::{ApiServer, bind, discovery, object, remove, scale, table, watch, write};
+use super::{ApiServer, bind, discovery, events, object, remove, scale, table, watch, write};
 
 /// Largest body: as etcd would take it.
 const LARGEST_BODY: usize = 3 << 20;
@@ -192,6 +192,7 @@ fn list(server: &ApiServer, target: &Target, parameters: &Parameters) -> Result<
     let namespace = (!target.namespace.is_empty()).then_some(target.namespace.as_str());
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
+    let objects: Vec<_> = objects.iter().map(|object| events::shown(&target.kind, object)).collect();
     let wanted: Vec<&Value> =
         objects.iter().map(|object| &**object).filter(|object| selector.matches(object)).collect();
     // The whole list in one answer, whatever `limit` says: a limit is a request, not a demand.
@@ -237,7 +238,7 @@ fn delete_all(
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
     let mut gone = Vec::new();
-    for object in objects.iter().filter(|object| selector.matches(object)) {
+    for object in objects.iter().filter(|object| selector.matches(&events::shown(&target.kind, object))) {
         let one = Target {
             namespace: object::namespace(object).into(),
             name: object::name(object).into(),
@@ -260,6 +261,7 @@ fn render(target: &Target, parameters: &Parameters, code: StatusCode, object: &V
     if object["kind"] == "Status" {
         return json_response(code, object);
     }
+    let object = &*events::shown(&target.kind, object);
     if target.subresource == "scale" {
         return json_response(code, &scale::of(object));
     }

@@ -13,7 +13,7 @@ use super::object::{self, items, meta, metadata, timestamp};
 use super::request::{Parameters, Target, check_shape};
 use super::status::Refusal;
 use super::store::{ResourceId, Write};
-use super::{ApiServer, defaults, scale, strategic};
+use super::{ApiServer, defaults, events, scale, strategic};
 
 /// A stored or removed object, with warnings for its author.
 #[derive(Debug)]
@@ -124,6 +124,7 @@ fn finish_create(
     parameters: &Parameters,
     new: Value,
 ) -> Result<Arc<Value>, Refusal> {
+    let new = events::stored(&target.kind, new);
     let key = (meta(&new, "namespace").to_owned(), meta(&new, "name").to_owned());
     if parameters.dry_run() {
         if server.store.get(&target.kind.id(), &key.0, &key.1).is_some() {
@@ -253,11 +254,11 @@ async fn create_by_apply(
     let api_version = target.kind.api_version();
     let writer = writer(parameters, target, &api_version);
     // What the author asked for is theirs by apply; what defaults and webhooks added is nobody's.
-    let mut bare = Value::clone(&done.object);
+    let mut bare = events::shown(&target.kind, &done.object).into_owned();
     metadata(&mut bare).remove("managedFields");
     let owned = apply(Some(&bare), &configuration, &writer, true)?;
     if parameters.dry_run() {
-        return Ok(Done { object: Arc::new(owned), ..done });
+        return Ok(Done { object: Arc::new(events::stored(&target.kind, owned)), ..done });
     }
     let key = (target.namespace.clone(), target.name.clone());
     let fields = owned["metadata"]["managedFields"].clone();
@@ -348,6 +349,7 @@ fn store_change(
     let id: ResourceId = kind.id();
     let result = server.store.change(&id, &key, |live| {
         let Some(live) = live else { return Err(Refusal::not_found(&kind.qualified(), &target.name)) };
+        let live = &*events::shown(kind, live);
         let mut after = change(live)?;
         check_shape(&after)?;
         if target.subresource.is_empty() {
@@ -356,6 +358,7 @@ fn store_change(
         settle_identity(kind, live, &mut after)?;
         server.check(kind, &after)?;
         defaults::check(kind, &after)?;
+        let after = events::stored(kind, after);
         if parameters.dry_run() {
             dry = Some(Arc::new(after));
             return Err(Refusal::internal("dry run"));
