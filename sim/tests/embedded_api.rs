@@ -444,3 +444,99 @@ async fn events_of_both_groups_are_the_same_ones() {
         assert!(success && text.contains(expected), "kubectl {arguments:?}: {text}");
     }
 }
+
+async fn define_ours(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in gpu_migrate_model::crd::definitions() {
+        definitions.create(&PostParams::default(), &definition).await.unwrap();
+    }
+}
+
+/// A policy of these lines below `spec`.
+fn policy(spec: &str) -> String {
+    format!(
+        "apiVersion: gpu-migrate.io/v1alpha1\nkind: GPUMigration\nmetadata: {{name: team}}\nspec: {spec}\n"
+    )
+}
+
+#[tokio::test]
+async fn custom_resources_are_validated_by_their_definitions() {
+    let (running, client) = start().await;
+    define_ours(&client).await;
+    let bad_gate = "{project: team, mode: true, rollout: {waves: [{percent: 1, workloads: [a]}]}}";
+    // Arguments, policy, exit by success, what is said.
+    let steps: &[(&[&str], &str, bool, &str)] = &[
+        (
+            &["apply", "-f", "-"],
+            "{project: team, projekt: x}",
+            false,
+            "GPUMigration in version \"v1alpha1\" cannot be handled as a GPUMigration: strict decoding error: unknown field \"spec.projekt\"",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{mode: Audit}",
+            false,
+            "The GPUMigration \"team\" is invalid: spec.project: Required value",
+        ),
+        (&["apply", "-f", "-"], bad_gate, false, "spec.mode: Invalid value: \"boolean\""),
+        (
+            &["create", "-f", "-"],
+            "{project: team, convert: {coresPerCard: 200}}",
+            false,
+            "spec.convert: Invalid value: \"object\": coresPerCard must be from 1 to 100: 100 is a whole card",
+        ),
+        (
+            &["apply", "--validate=warn", "-f", "-"],
+            "{project: team, projekt: x}",
+            true,
+            "Warning: unknown field \"spec.projekt\"",
+        ),
+        (
+            &["get", "gpum", "team", "-o", "jsonpath={.spec.projekt}{.spec.rollout.unit}"],
+            "",
+            true,
+            "Workload",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Audit}",
+            true,
+            "gpumigration.gpu-migrate.io/team configured",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Audit}",
+            true,
+            "gpumigration.gpu-migrate.io/team unchanged",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Sometimes}",
+            false,
+            "spec.mode: Unsupported value: \"Sometimes\"",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, wave: 1}",
+            false,
+            "strict decoding error: unknown field \"spec.wave\"",
+        ),
+        (
+            &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+            "{project: team, wave: 1}",
+            false,
+            ".spec.wave: field not declared in schema",
+        ),
+        (
+            &["patch", "gpum", "team", "--type=merge", "-p", "{\"spec\":{\"project\":7}}"],
+            "",
+            false,
+            "must be of type string",
+        ),
+    ];
+    for (arguments, spec, good, expected) in steps {
+        let stdin = if spec.is_empty() { String::new() } else { policy(spec) };
+        let Some((success, text)) = kubectl(&running, arguments, &stdin).await else { return };
+        assert!(success == *good && text.contains(expected), "kubectl {arguments:?} with {spec}: {text}");
+    }
+}

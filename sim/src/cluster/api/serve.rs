@@ -169,7 +169,7 @@ async fn act(
     let code = if done.created { StatusCode::CREATED } else { StatusCode::OK };
     let mut response = render(target, parameters, code, &done.object);
     for warning in &done.warnings {
-        let text = warning.replace(['"', '\\', '\n'], " ");
+        let text = warning.replace('\n', " ").replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
             response.headers_mut().append(header::WARNING, value);
         }

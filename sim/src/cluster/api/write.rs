@@ -13,7 +13,7 @@ use super::object::{self, items, meta, metadata, timestamp};
 use super::request::{Parameters, Target, check_shape};
 use super::status::Refusal;
 use super::store::{ResourceId, Write};
-use super::{ApiServer, defaults, events, scale, strategic};
+use super::{ApiServer, defaults, events, scale, schema, strategic};
 
 /// A stored or removed object, with warnings for its author.
 #[derive(Debug)]
@@ -49,13 +49,15 @@ pub async fn create(
         return Err(Refusal::bad_request("metadata: expected an object with name or generateName"));
     }
     begin(kind, &target.namespace, &mut new)?;
+    let unknown = schema::prune(kind, &mut new);
+    let mut warnings = told_of(&unknown, target, parameters)?;
     let namespace = server.labels_of_namespace(kind, &target.namespace)?;
     let status = std::mem::take(&mut new["status"]);
     defaults::fill(kind, &mut new);
     let creation = Creation { kind, namespace: namespace.as_ref(), dry_run: parameters.dry_run() };
     let configurations = server.webhooks();
-    let warnings =
-        admission::mutate(&configurations, creation, &mut new, |object| defaults::fill(kind, object)).await?;
+    let refill = |object: &mut Value| defaults::fill(kind, object);
+    warnings.extend(admission::mutate(&configurations, creation, &mut new, refill).await?);
     check_shape(&new)?;
     // A kind with a status subresource starts without one; the simulated nodes' capacity goes through it too.
     if !kind.has("status") && !status.is_null() {
@@ -77,11 +79,47 @@ pub async fn create(
         metadata(&mut new).insert("name".into(), name.into());
     }
     defaults::check(kind, &new)?;
+    schema::check(kind, &new, None)?;
     let api_version = kind.api_version();
     let writer = writer(parameters, target, &api_version);
     metadata(&mut new).remove("managedFields");
     record_update(None, &mut new, &writer);
     finish_create(server, target, parameters, new).map(|object| Done { object, created: true, warnings })
+}
+
+/// What a request is told of the fields that the schema does not know: a refusal (`fieldValidation=Strict`, kubectl's default),
+/// warnings (the API's default), or nothing.
+fn told_of(unknown: &[String], target: &Target, parameters: &Parameters) -> Result<Vec<String>, Refusal> {
+    let texts: Vec<String> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
+    let kind = &*target.kind;
+    match parameters.get("fieldValidation") {
+        "Strict" if !texts.is_empty() => {
+            let error = format!("strict decoding error: {}", texts.join(", "));
+            Err(if parameters.media.contains("patch") {
+                Refusal::invalid(&kind.kind, &target.name, "patch", &format!("Invalid value: {error}"))
+            } else {
+                let (kind, version) = (&kind.kind, &kind.version);
+                Refusal::bad_request(format!(
+                    "{kind} in version {version:?} cannot be handled as a {kind}: {error}"
+                ))
+            })
+        }
+        "Strict" | "Ignore" => Ok(Vec::new()),
+        _ => Ok(texts),
+    }
+}
+
+/// Refuses a configuration to apply that has fields which the schema does not know: to server-side apply they never were a warning.
+fn check_fields(target: &Target, configuration: &Value) -> Result<(), Refusal> {
+    let kind = &*target.kind;
+    let unknown = schema::prune(kind, &mut configuration.clone());
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let fields: Vec<String> =
+        unknown.iter().map(|field| format!(".{field}: field not declared in schema")).collect();
+    let of = format!("{}/{}; {}, Kind={}", target.namespace, target.name, kind.api_version(), kind.kind);
+    Err(Refusal::bad_request(format!("failed to create typed patch object ({of}): {}", fields.join(", "))))
 }
 
 /// Identity and birth of an object.
@@ -230,6 +268,7 @@ async fn apply_configuration(
         object::drop_nulls(&mut configuration);
     }
     limit_to_subresource(target, &mut configuration);
+    check_fields(target, &configuration)?;
     let key = (target.namespace.clone(), target.name.clone());
     if server.store.get(&target.kind.id(), &key.0, &key.1).is_none() {
         if !target.subresource.is_empty() {
@@ -293,7 +332,8 @@ fn modify(
 ) -> Result<Done, Refusal> {
     let api_version = target.kind.api_version();
     let writer = writer(parameters, target, &api_version);
-    store_change(server, target, parameters, |live| {
+    let mut warnings = Vec::new();
+    let done = store_change(server, target, parameters, |live| {
         let mut after = if target.subresource == "scale" {
             scale::put(live, &change(&scale::of(live))?)?
         } else {
@@ -302,6 +342,7 @@ fn modify(
         if target.kind.ignores_nulls() {
             object::drop_nulls(&mut after);
         }
+        warnings = told_of(&schema::prune(&target.kind, &mut after), target, parameters)?;
         let fields = live["metadata"].get("managedFields").cloned();
         match fields {
             Some(fields) => metadata(&mut after).insert("managedFields".into(), fields),
@@ -311,7 +352,8 @@ fn modify(
         let mut after = after;
         record_update(Some(live), &mut after, &writer);
         Ok(after)
-    })
+    })?;
+    Ok(Done { warnings, ..done })
 }
 
 /// Puts back what this door may not change.
@@ -358,6 +400,7 @@ fn store_change(
         settle_identity(kind, live, &mut after)?;
         server.check(kind, &after)?;
         defaults::check(kind, &after)?;
+        schema::check(kind, &after, Some(live))?;
         let after = events::stored(kind, after);
         if parameters.dry_run() {
             dry = Some(Arc::new(after));
