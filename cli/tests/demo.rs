@@ -130,6 +130,86 @@ fn every_command_works_on_the_cluster_of_the_demo() {
     assert_eq!(demo.interrupt(), (Some(0), String::new()));
 }
 
+/// What an owner tries first with kubectl.
+#[test]
+fn kubectl_works_on_the_cluster_of_the_demo() {
+    if Command::new("kubectl").args(["version", "--client"]).output().is_err() {
+        gpu_migrate_tests::skipped("there is no kubectl on the PATH");
+        return;
+    }
+    let mut demo = Demo::start(STORY);
+    let kubeconfig = demo.until("export KUBECONFIG=").split_once('=').unwrap().1.to_owned();
+    demo.until("stays up until Ctrl-C");
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    std::fs::write(
+        &policy,
+        "apiVersion: gpu-migrate.io/v1alpha1\nkind: GPUMigration\nmetadata: {name: other}\nspec: {project: other, mode: Sometimes}\n",
+    )
+    .unwrap();
+    let refused = format!("apply -f {}", policy.display());
+    // Arguments, success, what is said.
+    for (arguments, good, part) in [
+        ("get pods,deploy,rs,nodes,gpushadows,gpumigrations -A", true, "gpushadow.gpu-migrate.io/node-a"),
+        ("get events -A", true, "gpumigration/team"),
+        ("events -A", true, "GPUMigration/team"),
+        ("describe gpumigration team", true, "gpu-migrate-operator"),
+        ("describe node node-a", true, "tencent.com/vcuda-memory"),
+        ("describe pod -n team", true, "gpu-migrate.io/policy: team@1"),
+        ("describe deployment web -n team", true, "1 desired | 1 updated | 1 total | 1 available"),
+        ("describe namespace team", true, "gpu-migrate.io/opt-in=true"),
+        (
+            &refused,
+            false,
+            "spec.mode: Unsupported value: \"Sometimes\": supported values: \"Off\", \"Audit\", \"Enforce\"",
+        ),
+        ("create namespace ops", true, "namespace/ops created"),
+        ("scale deployment web -n team --replicas=2", true, "deployment.apps/web scaled"),
+        ("rollout status deployment web -n team --timeout=60s", true, "successfully rolled out"),
+        (
+            "wait --for=jsonpath={.status.readyReplicas}=2 deployment/web -n team --timeout=60s",
+            true,
+            "condition met",
+        ),
+        ("scale deployment web -n team --replicas=1", true, "deployment.apps/web scaled"),
+        (
+            "wait --for=jsonpath={.status.replicas}=1 deployment/web -n team --timeout=60s",
+            true,
+            "condition met",
+        ),
+        ("rollout restart deployment web -n team", true, "deployment.apps/web restarted"),
+        ("rollout status deployment web -n team --timeout=60s", true, "successfully rolled out"),
+        ("rollout history deployment web -n team", true, "\n3 "),
+        ("rollout undo deployment web -n team", true, "deployment.apps/web rolled back"),
+        ("rollout status deployment web -n team --timeout=60s", true, "successfully rolled out"),
+        // The template of before is the one of before, and the second revision has become the fourth.
+        (
+            "rollout history deployment web -n team",
+            true,
+            "\n1         <none>\n3         <none>\n4         <none>",
+        ),
+        ("rollout pause deployment web -n team", true, "deployment.apps/web paused"),
+        ("rollout resume deployment web -n team", true, "deployment.apps/web resumed"),
+        ("wait --for=condition=Available deployment/web -n team --timeout=60s", true, "condition met"),
+        ("logs deployment/web -n team", false, "simulated containers print nothing"),
+        ("drain node-a --force", false, "does not read the kind DeleteOptions in protobuf"),
+    ] {
+        let output = Command::new("kubectl")
+            .args(["--cache-dir", folder.path().to_str().unwrap()])
+            .args(arguments.split(' '))
+            .env("KUBECONFIG", &kubeconfig)
+            .output()
+            .unwrap();
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() == good && text.contains(part),
+            "kubectl {arguments}: expected {part:?}\n{text}"
+        );
+    }
+    assert_eq!(demo.interrupt(), (Some(0), String::new()));
+}
+
 #[test]
 fn ctrl_c_in_the_middle_is_no_error() {
     let mut demo =

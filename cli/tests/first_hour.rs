@@ -4,108 +4,21 @@
 #![cfg(feature = "demo")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests, too, may fail loudly
 
-use pty_process::Size;
-use pty_process::blocking::{Command, Pty, open};
-use std::io::{Read as _, Write as _};
-use std::num::NonZero;
-use std::path::{Path, PathBuf};
-use std::process::Child;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use terminal::{PATIENCE, Window};
 
 #[allow(dead_code)] // its `main` writes to stdout
 #[path = "../../replay/examples/dump.rs"]
 mod made;
 
-/// For whatever is waited for; a test that comes to it fails and shows the screen.
-const PATIENCE: Duration = Duration::from_secs(240);
+#[allow(dead_code)] // the recording of the demo uses the other parts
+mod terminal;
 
-/// Columns and rows.
-type Window = (u16, u16);
-
-/// A program in a terminal.
-struct Terminal {
-    child: Child,
-    input: std::sync::Arc<Pty>,
-    output: Receiver<Vec<u8>>,
-    screen: vt100::Parser,
-}
-
-impl Terminal {
-    fn start((columns, rows): Window, arguments: &[&str], settings: &[(&str, &str)]) -> Self {
-        let [shown, wide] = [rows, columns].map(|size| NonZero::new(size).unwrap());
-        let screen = vt100::Parser::new(shown, wide, 0);
-        let (pty, pts) = open().unwrap();
-        pty.resize(Size::new(rows, columns)).unwrap();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let child = Command::new(assert_cmd::cargo::cargo_bin("gpu-migrate"))
-            .args(arguments)
-            .current_dir(root)
-            .env("TERM", "xterm-256color")
-            .env_remove("NO_COLOR")
-            .env_remove("GPU_MIGRATE_POLICY")
-            .envs(settings.iter().copied())
-            .spawn(pts)
-            .unwrap();
-        let (send, output) = channel();
-        let input = std::sync::Arc::new(pty);
-        let reader = std::sync::Arc::clone(&input);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 1 << 14];
-            // On Linux the end of the program is an error of the terminal.
-            while let Ok(count @ 1..) = (&*reader).read(&mut buffer) {
-                if send.send(buffer[..count].to_vec()).is_err() {
-                    break;
-                }
-            }
-        });
-        Self { child, input, output, screen }
-    }
-
-    fn text(&self) -> String {
-        let (_, columns) = self.screen.screen().size();
-        let rows = self.screen.screen().rows(0, columns.get()).map(|row| row.trim_end().to_owned());
-        rows.collect::<Vec<_>>().join("\n").trim_end().to_owned()
-    }
-
-    /// Shows more of what the program writes; false at its end.
-    fn more(&mut self, until: Instant) -> bool {
-        match self.output.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(bytes) => {
-                self.screen.process(&bytes);
-                true
-            }
-            Err(RecvTimeoutError::Disconnected) => false,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing more came:\n{}", self.text()),
-        }
-    }
-
-    /// Waits until this is on the screen.
-    fn until(&mut self, part: &str) {
-        let until = Instant::now() + PATIENCE;
-        while !self.text().contains(part) {
-            assert!(self.more(until), "it ended without {part:?}:\n{}", self.text());
-        }
-    }
-
-    fn write(&self, keys: &str) {
-        (&*self.input).write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Waits for the end: the last screen and the exit status.
-    fn end(mut self) -> (String, i32) {
-        let until = Instant::now() + PATIENCE;
-        while self.more(until) {}
-        let status = self.child.wait().unwrap();
-        (self.text(), status.code().unwrap_or(-1))
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The program as it is built, in a terminal.
+fn start(window: Window, arguments: &[&str], settings: &[(&str, &str)]) -> terminal::Terminal {
+    terminal::Terminal::start(&assert_cmd::cargo::cargo_bin("gpu-migrate"), window, arguments, settings)
 }
 
 /// Compares a screen with the one of the last time.
@@ -121,7 +34,7 @@ fn compare(name: &str, (columns, rows): Window, screen: &str) {
 }
 
 fn run(window: Window, arguments: &[&str], settings: &[(&str, &str)]) -> (String, i32) {
-    Terminal::start(window, arguments, settings).end()
+    start(window, arguments, settings).end()
 }
 
 /// Looks at the status again and again until it is so.
@@ -156,7 +69,7 @@ fn first_hour(window: Window) {
     // On the cluster of the demo.
     let story = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/story.yaml");
     let story = ["demo", "--fast", "--keep", "--script", story.to_str().unwrap()];
-    let mut demo = Terminal::start(window, &story, &[]);
+    let mut demo = start(window, &story, &[]);
     demo.until("stays up until Ctrl-C");
     demo.until("goes back to whole cards");
     let screen = demo.text();
@@ -175,7 +88,7 @@ fn first_hour(window: Window) {
     compare("status", window, &screen);
 
     // The screens that are drawn again: what keys do, and the end by q.
-    let mut top = Terminal::start(window, &["top"], &cluster);
+    let mut top = start(window, &["top"], &cluster);
     top.until("team/web-");
     top.write("p");
     top.until("PROJECT");
@@ -187,7 +100,7 @@ fn first_hour(window: Window) {
     top.write("q");
     let (screen, code) = top.end();
     assert_eq!(code, 0, "{screen}");
-    let mut watch = Terminal::start(window, &["status", "--watch"], &cluster);
+    let mut watch = start(window, &["status", "--watch"], &cluster);
     watch.until("all waves are complete");
     assert!(watch.text().starts_with("every 2s: q quit"), "{}", watch.text());
     watch.write("\x1b[B");
@@ -196,13 +109,13 @@ fn first_hour(window: Window) {
     assert_eq!(code, 0, "{screen}");
 
     // The way back: asked first, then done.
-    let mut undo = Terminal::start(window, &["rollout", "undo", "team"], &cluster);
+    let mut undo = start(window, &["rollout", "undo", "team"], &cluster);
     undo.until("[y/N]");
     undo.write("n\r");
     let (screen, code) = undo.end();
     assert_eq!(code, 3, "{screen}");
     assert!(screen.ends_with("nothing was changed"), "{screen}");
-    let mut undo = Terminal::start(window, &["rollout", "undo", "team"], &cluster);
+    let mut undo = start(window, &["rollout", "undo", "team"], &cluster);
     undo.until("[y/N]");
     undo.write("y\r");
     let (screen, code) = undo.end();
@@ -216,7 +129,7 @@ fn first_hour(window: Window) {
     });
     let (screen, _) = run(window, &["status", "node-a", "--holders"], &cluster);
     assert!(screen.contains("the card") && screen.contains("team/web-"), "{screen}");
-    let mut uninstall = Terminal::start(window, &["uninstall"], &cluster);
+    let mut uninstall = start(window, &["uninstall"], &cluster);
     uninstall.until("[y/N]");
     uninstall.write("n\r");
     let (screen, code) = uninstall.end();

@@ -38,7 +38,11 @@ impl Screen {
         self.erase();
         let seconds = self.began.elapsed().as_secs_f32();
         // A reader that has gone away is no reason to stop the story: its end state is what counts.
-        let _ = writeln!(anstream::stdout(), "[{seconds:5.1} s] {text}");
+        let mut line = format!("[{seconds:5.1} s] {text}");
+        if self.terminal {
+            line = wrapped(&line, width(), "          ");
+        }
+        let _ = writeln!(anstream::stdout(), "{line}");
         self.last = None;
         self.show();
     }
@@ -52,8 +56,7 @@ impl Screen {
         let cards = self.observer.cards();
         let mut out = anstream::stdout().lock();
         if self.terminal {
-            let width = terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0));
-            let text = map::painted(&(map::render(&self.nodes, &cards) + map::LEGEND + "\n"), width);
+            let text = map::painted(&(map::render(&self.nodes, &cards) + map::LEGEND + "\n"), width());
             let up = if self.drawn > 0 { format!("\x1b[{}A\x1b[J", self.drawn) } else { String::new() };
             self.drawn = text.lines().count() + 1;
             let _ = write!(out, "{up}\n{text}");
@@ -74,6 +77,44 @@ impl Screen {
         if self.drawn > 0 {
             let _ = write!(anstream::stdout(), "\x1b[{}A\x1b[J", self.drawn);
             self.drawn = 0;
+        }
+    }
+}
+
+/// Columns of the terminal.
+fn width() -> usize {
+    terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0))
+}
+
+/// The text in lines of at most so many columns, broken between words, all but the first indented.
+fn wrapped(text: &str, width: usize, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_inclusive(' ') {
+        let used = lines.last().map_or(0, |line| line.chars().count());
+        let needed = word.trim_end().chars().count();
+        if used + needed > width && used > indent.len() {
+            lines.push(indent.to_owned());
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push_str(word);
+        }
+    }
+    lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_break_between_words() {
+        for (text, expected) in [
+            ("[  0.1 s] short", "[  0.1 s] short"),
+            ("[  0.1 s] two words here", "[  0.1 s] two words\n          here"),
+            ("[  0.1 s]   indented as it was", "[  0.1 s]   indented\n          as it was"),
+            ("[  0.1 s] averyveryverylongword a", "[  0.1 s] averyveryverylongword\n          a"),
+        ] {
+            assert_eq!(wrapped(text, 20, "          "), expected);
         }
     }
 }

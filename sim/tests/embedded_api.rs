@@ -11,7 +11,7 @@ use gpu_migrate_sim::cluster::api::{ApiServer, Running};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::{Client, CustomResourceExt, ResourceExt};
+use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -346,6 +346,14 @@ async fn kubectl_works() {
             "deployment.apps/web serverside-applied",
         ),
         (&["get", "deploy"], "", "web    0/2"),
+        (&["scale", "deploy", "web", "--replicas=3"], "", "deployment.apps/web scaled"),
+        (&["get", "deploy"], "", "web    0/3"),
+        (&["scale", "deploy/web", "--current-replicas=3", "--replicas=1"], "", "deployment.apps/web scaled"),
+        (
+            &["get", "deploy/web", "--subresource=scale", "-o", "jsonpath={.kind} {.spec}"],
+            "",
+            "Scale {\"replicas\":1}",
+        ),
         (&["label", "pod", "solo", "a=b"], "", "pod/solo labeled"),
         (&["get", "pods", "-l", "a=b", "--no-headers"], "", "solo"),
         (
@@ -360,6 +368,9 @@ async fn kubectl_works() {
             "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n",
             "namespace/team created",
         ),
+        (&["create", "namespace", "ops"], "", "namespace/ops created"),
+        (&["get", "namespace", "ops"], "", "Active"),
+        (&["describe", "namespace", "ops"], "", "No resource quota."),
         (&["delete", "pod", "solo"], "", "pod \"solo\" deleted"),
         (&["delete", "deploy", "web"], "", "deployment.apps \"web\" deleted"),
     ];
@@ -367,6 +378,165 @@ async fn kubectl_works() {
         let Some((success, text)) = kubectl(&running, arguments, stdin).await else { return };
         assert!(success && text.contains(expected), "kubectl {arguments:?}: {text}");
     }
-    let refused = kubectl(&running, &["exec", "solo", "--", "true"], "").await.unwrap();
-    assert!(!refused.0);
+}
+
+/// What kubectl has and this server has not is refused in one sentence, which names it.
+#[tokio::test]
+async fn kubectl_is_told_what_is_not_there() {
+    let (running, client) = start().await;
+    Api::<Pod>::default_namespaced(client).create(&PostParams::default(), &pod("solo")).await.unwrap();
+    let steps: &[(&[&str], &str)] = &[
+        (&["exec", "solo", "--", "true"], "does not serve the subresource exec of pods"),
+        (&["logs", "solo"], "does not serve logs: simulated containers print nothing"),
+        (&["create", "deployment", "web", "--image=i"], "does not read the kind Deployment in protobuf"),
+        (&["create", "quota", "q", "--hard=pods=1"], "does not serve resourcequotas"),
+        (&["auth", "can-i", "get", "pods"], "does not read the kind SelfSubjectAccessReview in protobuf"),
+        (&["create", "clusterrole", "r", "--verb=get", "--resource=pods"], "does not serve clusterroles"),
+    ];
+    for (arguments, expected) in steps {
+        let Some((success, text)) = kubectl(&running, arguments, "").await else { return };
+        assert!(!success && text.contains(expected), "kubectl {arguments:?}: {text}");
+        assert_eq!(text.trim().lines().count(), 1, "kubectl {arguments:?}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn events_of_both_groups_are_the_same_ones() {
+    let (running, client) = start().await;
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let solo = pods.create(&PostParams::default(), &pod("solo")).await.unwrap();
+    // As our components write them.
+    let recorder = kube::runtime::events::Recorder::new(client.clone(), "extender".to_owned().into());
+    let event = kube::runtime::events::Event {
+        type_: kube::runtime::events::EventType::Normal,
+        reason: "Placed".into(),
+        note: Some("on card 3".into()),
+        action: "Binding".into(),
+        secondary: None,
+    };
+    recorder.publish(&event, &solo.object_ref(&())).await.unwrap();
+    let core = Api::<k8s_openapi::api::core::v1::Event>::default_namespaced(client.clone());
+    let of_solo = ListParams::default().fields("involvedObject.name=solo,involvedObject.kind=Pod");
+    let found = core.list(&of_solo).await.unwrap().items;
+    assert_eq!((found.len(), found[0].message.as_deref()), (1, Some("on card 3")));
+    let new = Api::<k8s_openapi::api::events::v1::Event>::default_namespaced(client);
+    let regarding = ListParams::default().fields("regarding.name=solo");
+    let found = new.list(&regarding).await.unwrap().items;
+    assert_eq!((found.len(), found[0].note.as_deref()), (1, Some("on card 3")));
+    assert_eq!(found[0].reporting_controller.as_deref(), Some("extender"));
+    // The same one again makes a series of it.
+    recorder.publish(&event, &solo.object_ref(&())).await.unwrap();
+    let again = core.list(&of_solo).await.unwrap().items;
+    assert_eq!((again.len(), again[0].series.as_ref().and_then(|series| series.count)), (1, Some(2)));
+
+    let by_hand = "apiVersion: v1\nkind: Event\nmetadata: {name: mine}\ninvolvedObject: {kind: Node, name: n1}\n\
+        message: looked at\nreason: Checked\ntype: Normal\nlastTimestamp: 2026-01-01T00:00:00Z\n";
+    let steps: &[(&[&str], &str, &str)] = &[
+        (&["describe", "pod", "solo"], "", "extender  on card 3"),
+        (&["events", "--for", "pod/solo"], "", "on card 3"),
+        (&["apply", "-f", "-"], by_hand, "event/mine created"),
+        (&["get", "events"], "", "Checked   node/n1"),
+        (&["get", "events.v1.events.k8s.io"], "", "Placed    pod/solo"),
+        (&["events"], "", "looked at"),
+    ];
+    for (arguments, stdin, expected) in steps {
+        let Some((success, text)) = kubectl(&running, arguments, stdin).await else { return };
+        assert!(success && text.contains(expected), "kubectl {arguments:?}: {text}");
+    }
+}
+
+async fn define_ours(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in gpu_migrate_model::crd::definitions() {
+        definitions.create(&PostParams::default(), &definition).await.unwrap();
+    }
+}
+
+/// A policy of these lines below `spec`.
+fn policy(spec: &str) -> String {
+    format!(
+        "apiVersion: gpu-migrate.io/v1alpha1\nkind: GPUMigration\nmetadata: {{name: team}}\nspec: {spec}\n"
+    )
+}
+
+#[tokio::test]
+async fn custom_resources_are_validated_by_their_definitions() {
+    let (running, client) = start().await;
+    define_ours(&client).await;
+    let bad_gate = "{project: team, mode: true, rollout: {waves: [{percent: 1, workloads: [a]}]}}";
+    // Arguments, policy, exit by success, what is said.
+    let steps: &[(&[&str], &str, bool, &str)] = &[
+        (
+            &["apply", "-f", "-"],
+            "{project: team, projekt: x}",
+            false,
+            "GPUMigration in version \"v1alpha1\" cannot be handled as a GPUMigration: strict decoding error: unknown field \"spec.projekt\"",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{mode: Audit}",
+            false,
+            "The GPUMigration \"team\" is invalid: spec.project: Required value",
+        ),
+        (&["apply", "-f", "-"], bad_gate, false, "spec.mode: Invalid value: \"boolean\""),
+        (
+            &["create", "-f", "-"],
+            "{project: team, convert: {coresPerCard: 200}}",
+            false,
+            "spec.convert: Invalid value: \"object\": coresPerCard must be from 1 to 100: 100 is a whole card",
+        ),
+        (
+            &["apply", "--validate=warn", "-f", "-"],
+            "{project: team, projekt: x}",
+            true,
+            "Warning: unknown field \"spec.projekt\"",
+        ),
+        (
+            &["get", "gpum", "team", "-o", "jsonpath={.spec.projekt}{.spec.rollout.unit}"],
+            "",
+            true,
+            "Workload",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Audit}",
+            true,
+            "gpumigration.gpu-migrate.io/team configured",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Audit}",
+            true,
+            "gpumigration.gpu-migrate.io/team unchanged",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, mode: Sometimes}",
+            false,
+            "spec.mode: Unsupported value: \"Sometimes\"",
+        ),
+        (
+            &["apply", "-f", "-"],
+            "{project: team, wave: 1}",
+            false,
+            "strict decoding error: unknown field \"spec.wave\"",
+        ),
+        (
+            &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+            "{project: team, wave: 1}",
+            false,
+            ".spec.wave: field not declared in schema",
+        ),
+        (
+            &["patch", "gpum", "team", "--type=merge", "-p", "{\"spec\":{\"project\":7}}"],
+            "",
+            false,
+            "must be of type string",
+        ),
+    ];
+    for (arguments, spec, good, expected) in steps {
+        let stdin = if spec.is_empty() { String::new() } else { policy(spec) };
+        let Some((success, text)) = kubectl(&running, arguments, &stdin).await else { return };
+        assert!(success == *good && text.contains(expected), "kubectl {arguments:?} with {spec}: {text}");
+    }
 }

@@ -1,6 +1,9 @@
-//! `matchConditions`: CEL over the object, evaluated by the `cel` crate. Comprehensions, `has`, `in` and list arithmetic work;
+//! CEL over objects, evaluated by the `cel` crate: `matchConditions` of webhooks and `x-kubernetes-validations` of schemas. Comprehensions, `has`, `in` and list arithmetic work;
 //! Kubernetes' own CEL libraries (quantity, authorizer, …) are not there, and an expression that needs them is an error.
 
+use std::sync::Arc;
+
+use cel::objects::{Key, Map};
 use cel::{Context, Program, Value as Cel};
 use serde_json::Value;
 
@@ -26,14 +29,50 @@ pub fn hold(webhook: &Value, object: &Value, request: &Value) -> Result<bool, St
 
 fn evaluate(expression: &str, object: &Value, request: &Value) -> Result<bool, String> {
     let program = Program::compile(expression).map_err(|error| error.to_string())?;
+    run(&program, &[("object", object), ("oldObject", &Value::Null), ("request", request)])
+}
+
+/// Whether a rule of a schema holds for a value. One about the value before holds where there was none.
+///
+/// # Errors
+/// Why that cannot be said.
+pub fn rule_holds(expression: &str, value: &Value, old: Option<&Value>) -> Result<bool, String> {
+    let program = Program::compile(expression).map_err(|error| error.to_string())?;
+    match old {
+        None if program.references().has_variable("oldSelf") => Ok(true),
+        None => run(&program, &[("self", value)]),
+        Some(old) => run(&program, &[("self", value), ("oldSelf", old)]),
+    }
+}
+
+fn run(program: &Program, variables: &[(&str, &Value)]) -> Result<bool, String> {
     let mut context = Context::default();
-    for (name, value) in [("object", object), ("oldObject", &Value::Null), ("request", request)] {
-        context.add_variable(name, value).map_err(|error| error.to_string())?;
+    for (name, value) in variables {
+        context.add_variable_from_value(*name, cel_value(value));
     }
     match program.execute(&context) {
         Ok(Cel::Bool(value)) => Ok(value),
         Ok(other) => Err(format!("expected true or false, got {other:?}")),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Whole numbers of JSON are signed in Kubernetes, which is why this is not left to serde.
+fn cel_value(value: &Value) -> Cel {
+    match value {
+        Value::Null => Cel::Null,
+        Value::Bool(value) => Cel::Bool(*value),
+        Value::Number(number) => number
+            .as_i64()
+            .map(Cel::Int)
+            .or_else(|| number.as_u64().map(Cel::UInt))
+            .unwrap_or_else(|| Cel::Float(number.as_f64().unwrap_or_default())),
+        Value::String(text) => Cel::String(Arc::new(text.clone())),
+        Value::Array(list) => Cel::List(Arc::new(list.iter().map(cel_value).collect())),
+        Value::Object(map) => {
+            let pairs = map.iter().map(|(key, value)| (Key::String(Arc::new(key.clone())), cel_value(value)));
+            Cel::Map(Map { map: Arc::new(pairs.collect()) })
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::kinds::Kind;
 use super::object::{default, items, map, name};
+use super::schema;
 use super::status::Refusal;
 
 /// Fills in an object before it is shown to the webhooks, and again after.
@@ -35,7 +36,7 @@ pub fn fill(kind: &Kind, object: &mut Value) {
         _ => {}
     }
     if let Some(custom) = &kind.custom {
-        schema_defaults(object, &custom.schema);
+        schema::fill(object, &custom.schema);
     }
 }
 
@@ -119,25 +120,6 @@ fn deployment(deployment: &mut Value) {
         default(&mut spec["strategy"]["rollingUpdate"], "maxSurge", "25%");
     }
     pod_spec(&mut spec["template"]["spec"]);
-}
-
-/// `default:` of an OpenAPI schema, for what is missing below objects that are there.
-fn schema_defaults(value: &mut Value, schema: &Value) {
-    if let Value::Object(object) = value {
-        for (key, property) in schema["properties"].as_object().into_iter().flatten() {
-            if let Some(default) = property.get("default")
-                && object.get(key).is_none()
-            {
-                object.insert(key.clone(), default.clone());
-            }
-            if let Some(below) = object.get_mut(key) {
-                schema_defaults(below, property);
-            }
-        }
-    }
-    if let Value::Array(list) = value {
-        list.iter_mut().for_each(|element| schema_defaults(element, &schema["items"]));
-    }
 }
 
 /// Refuses what would not work.

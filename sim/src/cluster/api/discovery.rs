@@ -73,7 +73,13 @@ fn rows(kind: &Kind) -> Vec<Value> {
             _ => (kind.kind.as_str(), vec!["get", "patch", "update"]),
         };
         let name = format!("{}/{subresource}", kind.plural);
-        rows.push(json!({"name": name, "singularName": "", "namespaced": kind.namespaced, "kind": of, "verbs": verbs}));
+        let mut row = json!({"name": name, "singularName": "", "namespaced": kind.namespaced, "kind": of, "verbs": verbs});
+        if subresource == "scale" {
+            row["kind"] = "Scale".into();
+            row["group"] = "autoscaling".into();
+            row["version"] = "v1".into();
+        }
+        rows.push(row);
     }
     rows
 }

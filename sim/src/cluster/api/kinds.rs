@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use serde_json::Value;
 
+use super::events;
 use super::object::items;
 use super::store::ResourceId;
 
@@ -24,7 +25,7 @@ pub struct Kind {
     pub short: Vec<String>,
     /// Whether its objects live in namespaces.
     pub namespaced: bool,
-    /// `status`, `binding`, `eviction`.
+    /// `status`, `scale`, `binding`, `eviction`.
     pub subresources: Vec<String>,
     /// Printer columns and schema, where a CustomResourceDefinition made it.
     pub custom: Option<Arc<Custom>>,
@@ -40,10 +41,11 @@ pub struct Custom {
 }
 
 impl Kind {
-    /// `group/plural`: the versions of a resource are one.
+    /// `group/plural`: the versions of a resource are one, and so are the Events of both groups.
     #[must_use]
     pub fn id(&self) -> ResourceId {
-        format!("{}/{}", self.group, self.plural).into()
+        let group = if events::is_view(self) { "" } else { &self.group };
+        format!("{group}/{}", self.plural).into()
     }
 
     /// `v1`, `apps/v1`.
@@ -56,6 +58,12 @@ impl Kind {
     #[must_use]
     pub fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    /// Whether a field that is null is the same as none: not where schemas have a say.
+    #[must_use]
+    pub fn ignores_nulls(&self) -> bool {
+        self.custom.is_none() && self.group != "apiextensions.k8s.io"
     }
 
     #[must_use]
@@ -76,10 +84,10 @@ const BUILT_IN: &[Row] = &[
     ("", "v1", "Secret", "secrets", "", true, ""),
     ("", "v1", "Service", "services", "svc", true, "status"),
     ("", "v1", "ServiceAccount", "serviceaccounts", "sa", true, ""),
-    ("apps", "v1", "Deployment", "deployments", "deploy", true, "status"),
-    ("apps", "v1", "ReplicaSet", "replicasets", "rs", true, "status"),
+    ("apps", "v1", "Deployment", "deployments", "deploy", true, "status scale"),
+    ("apps", "v1", "ReplicaSet", "replicasets", "rs", true, "status scale"),
     // Stored and listed, so that tools that look for workloads find them; nothing here runs them.
-    ("apps", "v1", "StatefulSet", "statefulsets", "sts", true, "status"),
+    ("apps", "v1", "StatefulSet", "statefulsets", "sts", true, "status scale"),
     ("apps", "v1", "DaemonSet", "daemonsets", "ds", true, "status"),
     ("batch", "v1", "Job", "jobs", "", true, "status"),
     ("batch", "v1", "CronJob", "cronjobs", "cj", true, "status"),
@@ -112,6 +120,7 @@ const REFUSED: &[&str] = &[
     "admissionregistration.k8s.io/validatingwebhookconfigurations",
     "admissionregistration.k8s.io/validatingadmissionpolicies",
     "admissionregistration.k8s.io/validatingadmissionpolicybindings",
+    "apps/controllerrevisions",
     "authentication.k8s.io/tokenreviews",
     "autoscaling/horizontalpodautoscalers",
     "rbac.authorization.k8s.io/clusterroles",
@@ -119,13 +128,14 @@ const REFUSED: &[&str] = &[
     "rbac.authorization.k8s.io/roles",
     "rbac.authorization.k8s.io/rolebindings",
     "/endpoints",
-    "/limitranges",
     "/persistentvolumeclaims",
     "/persistentvolumes",
     "/podtemplates",
     "/replicationcontrollers",
-    "/resourcequotas",
 ];
+
+/// Of these there are none, and none can be made: a list of them is empty, as `kubectl describe namespace` asks.
+const NONE: &[(&str, &str)] = &[("limitranges", "LimitRange"), ("resourcequotas", "ResourceQuota")];
 
 /// All kinds that are served now.
 #[derive(Debug)]
@@ -169,7 +179,14 @@ impl Kinds {
     /// Whether a real API server has it.
     #[must_use]
     pub fn refused(group: &str, plural: &str) -> bool {
-        REFUSED.contains(&format!("{group}/{plural}").as_str())
+        REFUSED.contains(&format!("{group}/{plural}").as_str()) || Self::none_of(group, plural).is_some()
+    }
+
+    /// The kind of a resource of which there is never an object here.
+    #[must_use]
+    pub fn none_of(group: &str, plural: &str) -> Option<&'static str> {
+        let found = NONE.iter().find(|(none, _)| group.is_empty() && *none == plural);
+        found.map(|(_, kind)| *kind)
     }
 
     /// All kinds, by group, version and plural.

@@ -1,11 +1,11 @@
 //! A Kubernetes API server in memory: what kube clients, kubectl, schedulers, kubelets and controllers need of one.
 //!
 //! Served: discovery; list, get and watch (resource versions, bookmarks, 410, selectors, Tables, metadata alone); create, update,
-//! delete, and patch in its four forms; the subresources `status`, `binding`, `eviction`; CustomResourceDefinitions with printer columns
-//! and schema defaults; mutating webhooks on CREATE. What it does not serve it says: 501 with a Status, never silence.
+//! delete, and patch in its four forms; the subresources `status`, `scale`, `binding`, `eviction`; CustomResourceDefinitions with printer
+//! columns, validated by their schemas and the rules in them; mutating webhooks on CREATE. What it does not serve it says: 501 with a Status, never silence.
 //!
-//! Not there, and not pretended: authentication (everybody is the administrator, so it listens on loopback alone), schema validation
-//! and pruning, quotas, other versions of a resource than the one asked for. Deleting a namespace deletes what is in it at once.
+//! Not there, and not pretended: authentication (everybody is the administrator, so it listens on loopback alone), schemas of
+//! the built-in kinds, quotas, other versions of a resource than the one asked for. Deleting a namespace deletes what is in it at once.
 
 pub mod admission;
 pub mod apply;
@@ -13,13 +13,17 @@ pub mod bind;
 pub mod conditions;
 pub mod defaults;
 pub mod discovery;
+pub mod events;
 pub mod fields;
 pub mod jsonpath;
 pub mod kinds;
 pub mod merge_keys;
 pub mod object;
+pub mod protobuf;
 pub mod remove;
 pub mod request;
+pub mod scale;
+pub mod schema;
 pub mod select;
 pub mod serve;
 pub mod status;
@@ -105,12 +109,23 @@ impl ApiServer {
                 let (plural, group) = (&object["spec"]["names"]["plural"], &object["spec"]["group"]);
                 let expected =
                     format!("{}.{}", plural.as_str().unwrap_or_default(), group.as_str().unwrap_or_default());
-                if meta(object, "name") == expected {
-                    return Ok(());
+                if meta(object, "name") != expected {
+                    let problem =
+                        format!("Invalid value: must be spec.names.plural+\".\"+spec.group: {expected}");
+                    return Err(Refusal::invalid(
+                        &kind.kind,
+                        meta(object, "name"),
+                        "metadata.name",
+                        &problem,
+                    ));
                 }
-                let problem =
-                    format!("Invalid value: must be spec.names.plural+\".\"+spec.group: {expected}");
-                Err(Refusal::invalid(&kind.kind, meta(object, "name"), "metadata.name", &problem))
+                match schema::unreadable_rules(&object["spec"]["versions"]).first() {
+                    None => Ok(()),
+                    Some(rule) => {
+                        let field = "spec.versions.schema.x-kubernetes-validations";
+                        Err(Refusal::invalid(&kind.kind, meta(object, "name"), field, rule))
+                    }
+                }
             }
             _ => Ok(()),
         }

@@ -64,6 +64,18 @@ pub fn default(object: &mut Value, key: &str, value: impl Into<Value>) {
     }
 }
 
+/// Takes fields away that are null: in Kubernetes' own kinds they are as good as left out, and Go's clients write some.
+pub fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
 /// The time as Kubernetes writes it: whole seconds, UTC.
 #[must_use]
 pub fn timestamp(now: jiff::Timestamp) -> String {

@@ -7,6 +7,7 @@ use http::{HeaderMap, Method, Uri, header};
 use serde_json::Value;
 
 use super::kinds::{Kind, Kinds};
+use super::protobuf;
 use super::select::Selector;
 use super::status::Refusal;
 
@@ -189,12 +190,10 @@ fn decode(text: &str) -> String {
 /// Reads a body: JSON, or YAML where the media type says so.
 ///
 /// # Errors
-/// 400 for what cannot be read, 415 for protobuf.
+/// 400 for what cannot be read, 415 for protobuf of another kind than Namespace.
 pub fn body(bytes: &[u8], media: &str) -> Result<Value, Refusal> {
     if media.contains("protobuf") {
-        return Err(Refusal::media_type(
-            "a body in protobuf, as kubectl create namespace, drain and auth send it, is not read here: use kubectl apply -f",
-        ));
+        return protobuf::read(bytes);
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
@@ -306,7 +305,8 @@ mod tests {
             ("/api/v1/namespaces/a", is("namespaces", "", "a", "")),
             ("/api/v1/namespaces/a/status", is("namespaces", "", "a", "status")),
             ("/apis/apps/v1/namespaces/a/deployments", is("deployments", "a", "", "")),
-            ("/apis/apps/v1/namespaces/a/deployments/d/scale", Err(501)),
+            ("/apis/apps/v1/namespaces/a/deployments/d/scale", is("deployments", "a", "d", "scale")),
+            ("/apis/apps/v1/namespaces/a/daemonsets/d/scale", Err(501)),
             ("/api/v1/namespaces/a/pods/p/exec", Err(501)),
             ("/apis/rbac.authorization.k8s.io/v1/clusterroles", Err(501)),
             ("/apis/nothing.io/v1/things", Err(404)),
@@ -330,12 +330,5 @@ mod tests {
             assert!(check_shape(&object).is_err(), "{object}");
         }
         assert!(check_shape(&json!({"spec": {"containers": [{"name": "c", "resources": null}]}})).is_ok());
-    }
-
-    #[test]
-    fn a_body_in_protobuf_is_refused_with_what_to_do() {
-        let refusal = body(b"k8s", "application/vnd.kubernetes.protobuf").unwrap_err();
-        assert_eq!(refusal.code.as_u16(), 415);
-        assert!(refusal.message.ends_with("use kubectl apply -f"), "{}", refusal.message);
     }
 }

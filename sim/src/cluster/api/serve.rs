@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::kinds::Kinds;
 use super::request::{self, Form, Parameters, Target, Verb};
 use super::status::Refusal;
 use super::store::version;
-use super::{ApiServer, bind, discovery, object, remove, table, watch, write};
+use super::{ApiServer, bind, discovery, events, object, remove, scale, table, watch, write};
 
 /// Largest body: as etcd would take it.
 const LARGEST_BODY: usize = 3 << 20;
@@ -122,10 +123,26 @@ async fn answer(server: &ApiServer, request: Request) -> Result<Response, Refusa
         review["status"] = json!({"allowed": true, "reason": "the embedded API server has no authorization"});
         return Ok(json_response(StatusCode::CREATED, &review));
     }
+    if parts.method == http::Method::GET
+        && !parameters.flag("watch")
+        && let Some(list) = empty_list(path)
+    {
+        return Ok(json_response(StatusCode::OK, &list));
+    }
     let target = Target::of(path, &server.kinds)?;
     let verb = Verb::of(&parts.method, &target, &parameters)?;
     let body = request::body(&bytes, &parameters.media)?;
     act(server, verb, &target, &parameters, body).await
+}
+
+/// A list of what there is none of.
+fn empty_list(path: &str) -> Option<Value> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let (["", "api", "v1", plural] | ["", "api", "v1", "namespaces", _, plural]) = parts.as_slice() else {
+        return None;
+    };
+    let kind = Kinds::none_of("", plural)?;
+    Some(json!({"apiVersion": "v1", "kind": format!("{kind}List"), "metadata": {}, "items": []}))
 }
 
 async fn act(
@@ -143,8 +160,8 @@ async fn act(
         (Verb::Create, "binding") => bind::bind(server, target, &body)?,
         (Verb::Create, "eviction") => evict(server, target, parameters, &body)?,
         (Verb::Create, "") => write::create(server, target, parameters, body).await?,
-        (Verb::Update, "" | "status") => write::update(server, target, parameters, body)?,
-        (Verb::Patch, "" | "status") => write::patch(server, target, parameters, body).await?,
+        (Verb::Update, "" | "status" | "scale") => write::update(server, target, parameters, body)?,
+        (Verb::Patch, "" | "status" | "scale") => write::patch(server, target, parameters, body).await?,
         (Verb::Delete, "") => remove::delete(server, target, parameters, &body)?,
         (Verb::DeleteAll, "") => return delete_all(server, target, parameters, &body),
         _ => return Err(Refusal::method()),
@@ -152,7 +169,7 @@ async fn act(
     let code = if done.created { StatusCode::CREATED } else { StatusCode::OK };
     let mut response = render(target, parameters, code, &done.object);
     for warning in &done.warnings {
-        let text = warning.replace(['"', '\\', '\n'], " ");
+        let text = warning.replace('\n', " ").replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
             response.headers_mut().append(header::WARNING, value);
         }
@@ -175,6 +192,7 @@ fn list(server: &ApiServer, target: &Target, parameters: &Parameters) -> Result<
     let namespace = (!target.namespace.is_empty()).then_some(target.namespace.as_str());
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
+    let objects: Vec<_> = objects.iter().map(|object| events::shown(&target.kind, object)).collect();
     let wanted: Vec<&Value> =
         objects.iter().map(|object| &**object).filter(|object| selector.matches(object)).collect();
     // The whole list in one answer, whatever `limit` says: a limit is a request, not a demand.
@@ -220,7 +238,7 @@ fn delete_all(
     let (objects, revision) = server.store.list(&target.kind.id(), namespace);
     let selector = parameters.selector()?;
     let mut gone = Vec::new();
-    for object in objects.iter().filter(|object| selector.matches(object)) {
+    for object in objects.iter().filter(|object| selector.matches(&events::shown(&target.kind, object))) {
         let one = Target {
             namespace: object::namespace(object).into(),
             name: object::name(object).into(),
@@ -242,6 +260,10 @@ fn delete_all(
 fn render(target: &Target, parameters: &Parameters, code: StatusCode, object: &Value) -> Response {
     if object["kind"] == "Status" {
         return json_response(code, object);
+    }
+    let object = &*events::shown(&target.kind, object);
+    if target.subresource == "scale" {
+        return json_response(code, &scale::of(object));
     }
     match parameters.form {
         Form::Whole => json_response(code, object),

@@ -4,6 +4,8 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
+use super::kinds::Kind;
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     pub code: StatusCode,
@@ -12,6 +14,27 @@ pub struct Refusal {
     pub message: String,
     /// `details` of the Status.
     pub details: Value,
+}
+
+/// What is wrong with one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Its path; empty for the whole object.
+    field: String,
+    /// As `k8s.io/apimachinery/pkg/apis/meta/v1` names the causes.
+    reason: &'static str,
+    message: String,
+}
+
+impl Problem {
+    #[must_use]
+    pub fn new(field: &str, reason: &'static str, message: String) -> Self {
+        Self { field: field.to_owned(), reason, message }
+    }
+
+    fn shown(&self) -> &str {
+        if self.field.is_empty() { "<nil>" } else { &self.field }
+    }
 }
 
 impl Refusal {
@@ -73,6 +96,23 @@ impl Refusal {
         let message = format!("{kind} \"{name}\" is invalid: {field}: {problem}");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
             .about(json!({"name": name, "kind": kind, "causes": [cause]}))
+    }
+
+    /// 422: fields of a custom resource have wrong values.
+    pub fn invalid_fields(kind: &Kind, name: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by(|a, b| a.field.cmp(&b.field));
+        let texts: Vec<String> = problems.iter().map(|p| format!("{}: {}", p.shown(), p.message)).collect();
+        let text = match texts.as_slice() {
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        let causes = problems
+            .iter()
+            .map(|p| json!({"reason": p.reason, "field": p.shown(), "message": p.message}))
+            .collect::<Vec<_>>();
+        let message = format!("{}.{} {name:?} is invalid: {text}", kind.kind, kind.group);
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+            .about(json!({"name": name, "group": kind.group, "kind": kind.kind, "causes": causes}))
     }
 
     /// 500, as a webhook that cannot be called gives under `failurePolicy: Fail`.

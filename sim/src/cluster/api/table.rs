@@ -17,7 +17,8 @@ struct Column {
 
 enum Cell {
     Path(String),
-    Age(String),
+    /// Since the first of these times that is there.
+    Age(Vec<String>),
     Made(fn(&Value) -> Value),
 }
 
@@ -31,7 +32,7 @@ impl Column {
     }
 
     fn age() -> Self {
-        let cell = Cell::Age(".metadata.creationTimestamp".into());
+        let cell = Cell::Age(vec![".metadata.creationTimestamp".into()]);
         Self { name: "Age".into(), kind: "string".into(), priority: 0, cell }
     }
 
@@ -44,8 +45,9 @@ impl Column {
         match &self.cell {
             Cell::Made(make) => make(object),
             Cell::Path(path) => jsonpath::find(object, path).unwrap_or_else(|| "<none>".into()),
-            Cell::Age(path) => jsonpath::find(object, path)
-                .and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
+            Cell::Age(paths) => paths
+                .iter()
+                .find_map(|path| jsonpath::find(object, path)?.as_str()?.parse::<Timestamp>().ok())
                 .map_or_else(|| "<unknown>".into(), |time| age(now.duration_since(time).as_secs()).into()),
         }
     }
@@ -117,9 +119,10 @@ fn columns(kind: &Kind) -> Vec<Column> {
         }
         ("", "configmaps") => (vec![Column::made("Data", "integer", data)], vec![Column::age()]),
         ("" | "events.k8s.io", "events") => {
+            let times = ["series.lastObservedTime", "lastTimestamp", "deprecatedLastTimestamp", "eventTime"];
             return vec![
                 Column {
-                    cell: Cell::Age(".lastTimestamp".into()),
+                    cell: Cell::Age(times.map(|time| format!(".{time}")).into()),
                     name: "Last Seen".into(),
                     ..Column::age()
                 },
@@ -185,7 +188,7 @@ fn custom_column(definition: &Value) -> Column {
         name: text("name"),
         kind: text("type"),
         priority: definition["priority"].as_i64().unwrap_or(0),
-        cell: if text("type") == "date" { Cell::Age(path) } else { Cell::Path(path) },
+        cell: if text("type") == "date" { Cell::Age(vec![path]) } else { Cell::Path(path) },
     }
 }
 

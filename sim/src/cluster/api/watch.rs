@@ -11,6 +11,7 @@ use futures::stream;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::events;
 use super::kinds::Kind;
 use super::request::{Form, Parameters, Target};
 use super::select::Selector;
@@ -36,6 +37,7 @@ struct View {
 
 impl View {
     fn sees(&self, object: &Value) -> bool {
+        let object = &*events::shown(&self.kind, object);
         let meta = |key| super::object::meta(object, key);
         self.namespace.as_deref().is_none_or(|namespace| namespace == meta("namespace"))
             && self.name.as_deref().is_none_or(|name| name == meta("name"))
@@ -56,6 +58,7 @@ impl View {
     }
 
     fn render(&self, object: &Value) -> Value {
+        let object = &*events::shown(&self.kind, object);
         match self.form {
             Form::Whole => object.clone(),
             Form::Partial => table::partial(object),

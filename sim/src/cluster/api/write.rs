@@ -13,7 +13,7 @@ use super::object::{self, items, meta, metadata, timestamp};
 use super::request::{Parameters, Target, check_shape};
 use super::status::Refusal;
 use super::store::{ResourceId, Write};
-use super::{ApiServer, defaults, strategic};
+use super::{ApiServer, defaults, events, scale, schema, strategic};
 
 /// A stored or removed object, with warnings for its author.
 #[derive(Debug)]
@@ -42,17 +42,22 @@ pub async fn create(
     check_shape(&body)?;
     let kind = &*target.kind;
     let mut new = body;
+    if kind.ignores_nulls() {
+        object::drop_nulls(&mut new);
+    }
     if new.get("metadata").is_none() && kind.kind != "Event" {
         return Err(Refusal::bad_request("metadata: expected an object with name or generateName"));
     }
     begin(kind, &target.namespace, &mut new)?;
+    let unknown = schema::prune(kind, &mut new);
+    let mut warnings = told_of(&unknown, target, parameters)?;
     let namespace = server.labels_of_namespace(kind, &target.namespace)?;
     let status = std::mem::take(&mut new["status"]);
     defaults::fill(kind, &mut new);
     let creation = Creation { kind, namespace: namespace.as_ref(), dry_run: parameters.dry_run() };
     let configurations = server.webhooks();
-    let warnings =
-        admission::mutate(&configurations, creation, &mut new, |object| defaults::fill(kind, object)).await?;
+    let refill = |object: &mut Value| defaults::fill(kind, object);
+    warnings.extend(admission::mutate(&configurations, creation, &mut new, refill).await?);
     check_shape(&new)?;
     // A kind with a status subresource starts without one; the simulated nodes' capacity goes through it too.
     if !kind.has("status") && !status.is_null() {
@@ -74,11 +79,47 @@ pub async fn create(
         metadata(&mut new).insert("name".into(), name.into());
     }
     defaults::check(kind, &new)?;
+    schema::check(kind, &new, None)?;
     let api_version = kind.api_version();
     let writer = writer(parameters, target, &api_version);
     metadata(&mut new).remove("managedFields");
     record_update(None, &mut new, &writer);
     finish_create(server, target, parameters, new).map(|object| Done { object, created: true, warnings })
+}
+
+/// What a request is told of the fields that the schema does not know: a refusal (`fieldValidation=Strict`, kubectl's default),
+/// warnings (the API's default), or nothing.
+fn told_of(unknown: &[String], target: &Target, parameters: &Parameters) -> Result<Vec<String>, Refusal> {
+    let texts: Vec<String> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
+    let kind = &*target.kind;
+    match parameters.get("fieldValidation") {
+        "Strict" if !texts.is_empty() => {
+            let error = format!("strict decoding error: {}", texts.join(", "));
+            Err(if parameters.media.contains("patch") {
+                Refusal::invalid(&kind.kind, &target.name, "patch", &format!("Invalid value: {error}"))
+            } else {
+                let (kind, version) = (&kind.kind, &kind.version);
+                Refusal::bad_request(format!(
+                    "{kind} in version {version:?} cannot be handled as a {kind}: {error}"
+                ))
+            })
+        }
+        "Strict" | "Ignore" => Ok(Vec::new()),
+        _ => Ok(texts),
+    }
+}
+
+/// Refuses a configuration to apply that has fields which the schema does not know: to server-side apply they never were a warning.
+fn check_fields(target: &Target, configuration: &Value) -> Result<(), Refusal> {
+    let kind = &*target.kind;
+    let unknown = schema::prune(kind, &mut configuration.clone());
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let fields: Vec<String> =
+        unknown.iter().map(|field| format!(".{field}: field not declared in schema")).collect();
+    let of = format!("{}/{}; {}, Kind={}", target.namespace, target.name, kind.api_version(), kind.kind);
+    Err(Refusal::bad_request(format!("failed to create typed patch object ({of}): {}", fields.join(", "))))
 }
 
 /// Identity and birth of an object.
@@ -121,6 +162,7 @@ fn finish_create(
     parameters: &Parameters,
     new: Value,
 ) -> Result<Arc<Value>, Refusal> {
+    let new = events::stored(&target.kind, new);
     let key = (meta(&new, "namespace").to_owned(), meta(&new, "name").to_owned());
     if parameters.dry_run() {
         if server.store.get(&target.kind.id(), &key.0, &key.1).is_some() {
@@ -219,7 +261,14 @@ async fn apply_configuration(
     {
         return Err(Refusal::bad_request("metadata.managedFields must be nil"));
     }
+    if target.subresource == "scale" {
+        return Err(Refusal::not_served("server-side apply of a Scale; patch or replace it"));
+    }
+    if target.kind.ignores_nulls() {
+        object::drop_nulls(&mut configuration);
+    }
     limit_to_subresource(target, &mut configuration);
+    check_fields(target, &configuration)?;
     let key = (target.namespace.clone(), target.name.clone());
     if server.store.get(&target.kind.id(), &key.0, &key.1).is_none() {
         if !target.subresource.is_empty() {
@@ -244,11 +293,11 @@ async fn create_by_apply(
     let api_version = target.kind.api_version();
     let writer = writer(parameters, target, &api_version);
     // What the author asked for is theirs by apply; what defaults and webhooks added is nobody's.
-    let mut bare = Value::clone(&done.object);
+    let mut bare = events::shown(&target.kind, &done.object).into_owned();
     metadata(&mut bare).remove("managedFields");
     let owned = apply(Some(&bare), &configuration, &writer, true)?;
     if parameters.dry_run() {
-        return Ok(Done { object: Arc::new(owned), ..done });
+        return Ok(Done { object: Arc::new(events::stored(&target.kind, owned)), ..done });
     }
     let key = (target.namespace.clone(), target.name.clone());
     let fields = owned["metadata"]["managedFields"].clone();
@@ -283,8 +332,17 @@ fn modify(
 ) -> Result<Done, Refusal> {
     let api_version = target.kind.api_version();
     let writer = writer(parameters, target, &api_version);
-    store_change(server, target, parameters, |live| {
-        let mut after = change(live)?;
+    let mut warnings = Vec::new();
+    let done = store_change(server, target, parameters, |live| {
+        let mut after = if target.subresource == "scale" {
+            scale::put(live, &change(&scale::of(live))?)?
+        } else {
+            change(live)?
+        };
+        if target.kind.ignores_nulls() {
+            object::drop_nulls(&mut after);
+        }
+        warnings = told_of(&schema::prune(&target.kind, &mut after), target, parameters)?;
         let fields = live["metadata"].get("managedFields").cloned();
         match fields {
             Some(fields) => metadata(&mut after).insert("managedFields".into(), fields),
@@ -294,7 +352,8 @@ fn modify(
         let mut after = after;
         record_update(Some(live), &mut after, &writer);
         Ok(after)
-    })
+    })?;
+    Ok(Done { warnings, ..done })
 }
 
 /// Puts back what this door may not change.
@@ -332,11 +391,17 @@ fn store_change(
     let id: ResourceId = kind.id();
     let result = server.store.change(&id, &key, |live| {
         let Some(live) = live else { return Err(Refusal::not_found(&kind.qualified(), &target.name)) };
+        let live = &*events::shown(kind, live);
         let mut after = change(live)?;
         check_shape(&after)?;
+        if target.subresource.is_empty() {
+            defaults::fill(kind, &mut after);
+        }
         settle_identity(kind, live, &mut after)?;
         server.check(kind, &after)?;
         defaults::check(kind, &after)?;
+        schema::check(kind, &after, Some(live))?;
+        let after = events::stored(kind, after);
         if parameters.dry_run() {
             dry = Some(Arc::new(after));
             return Err(Refusal::internal("dry run"));

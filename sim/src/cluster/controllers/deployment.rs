@@ -8,16 +8,33 @@ use crate::cluster::api::object::meta;
 use crate::cluster::json_client;
 
 const HASH: &str = "pod-template-hash";
+/// Counts the templates that a Deployment has had, on each ReplicaSet and on the Deployment: what `kubectl rollout history` and `undo`
+/// read.
+const REVISION: &str = "deployment.kubernetes.io/revision";
 
 /// One step of a rollout, as far as it may go now.
 pub(super) async fn reconcile(client: &Client, deployment: &Value, sets: &[&Value]) -> kube::Result<()> {
     let hash = hash(&deployment["spec"]["template"]);
-    let Some(new) = sets.iter().find(|set| set["metadata"]["labels"][HASH] == hash.as_str()) else {
+    let (news, olds): (Vec<&Value>, Vec<&Value>) =
+        sets.iter().partition(|set| set["metadata"]["labels"][HASH] == hash.as_str());
+    let new = news.first().copied();
+    if deployment["spec"]["paused"] == true {
+        return stand_still(client, deployment, new, &olds).await;
+    }
+    let next = olds.iter().map(|old| revision(old)).max().unwrap_or(0) + 1;
+    let Some(new) = new else {
         let path = format!("/apis/apps/v1/namespaces/{}/replicasets", meta(deployment, "namespace"));
-        json_client::create(client, &path, &new_set(deployment, &hash)).await?;
+        json_client::create(client, &path, &new_set(deployment, &hash, next)).await?;
         return Ok(());
     };
-    let olds: Vec<&Value> = sets.iter().copied().filter(|set| meta(set, "uid") != meta(new, "uid")).collect();
+    let current = revision(new).max(next);
+    for (plural, object) in [("replicasets", new), ("deployments", deployment)] {
+        if revision(object) != current {
+            let annotations = json!({REVISION: current.to_string()});
+            let path = path_of("/apis/apps/v1", plural, object);
+            json_client::merge(client, &path, &json!({"metadata": {"annotations": annotations}})).await?;
+        }
+    }
     let step = step(&Rollout::of(deployment, new, &olds));
     if step.new != count(&new["spec"], "replicas") {
         scale(client, new, step.new).await?;
@@ -31,7 +48,29 @@ pub(super) async fn reconcile(client: &Client, deployment: &Value, sets: &[&Valu
             scale(client, old, fewer).await?;
         }
     }
-    report(client, deployment, new, &olds).await
+    report(client, deployment, Some(new), &olds).await
+}
+
+/// A paused Deployment rolls nothing out. Where one ReplicaSet has all pods, their number is still followed.
+async fn stand_still(
+    client: &Client,
+    deployment: &Value,
+    new: Option<&Value>,
+    olds: &[&Value],
+) -> kube::Result<()> {
+    let wanted = count(&deployment["spec"], "replicas");
+    let mut used = new.iter().chain(olds).filter(|set| count(&set["spec"], "replicas") > 0);
+    if let (Some(only), None) = (used.next(), used.next())
+        && count(&only["spec"], "replicas") != wanted
+    {
+        scale(client, only, wanted).await?;
+    }
+    report(client, deployment, new, olds).await
+}
+
+/// 0 where it has none yet.
+fn revision(object: &Value) -> u64 {
+    object["metadata"]["annotations"][REVISION].as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 /// The numbers that a step depends on.
@@ -106,16 +145,17 @@ fn share(value: &Value, of: u64, up: bool) -> u64 {
     }
 }
 
-/// Changes with the template and with nothing else.
+/// Changes with the template and with nothing else: a quantity is the same as a number and as a text.
 fn hash(template: &Value) -> String {
-    let hash = template
-        .to_string()
+    let text = template.to_string();
+    let hash = text
         .bytes()
+        .filter(|byte| *byte != b'"')
         .fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("{:010x}", hash >> 24)
 }
 
-fn new_set(deployment: &Value, hash: &str) -> Value {
+fn new_set(deployment: &Value, hash: &str, revision: u64) -> Value {
     let mut template = deployment["spec"]["template"].clone();
     template["metadata"]["labels"][HASH] = hash.into();
     let mut selector = deployment["spec"]["selector"].clone();
@@ -124,6 +164,7 @@ fn new_set(deployment: &Value, hash: &str) -> Value {
         "apiVersion": "apps/v1", "kind": "ReplicaSet",
         "metadata": {
             "name": format!("{}-{hash}", meta(deployment, "name")), "labels": template["metadata"]["labels"],
+            "annotations": {REVISION: revision.to_string()},
             "ownerReferences": [owner_reference(deployment, "apps/v1", "Deployment")],
         },
         "spec": {"replicas": 0, "selector": selector, "template": template},
@@ -135,15 +176,18 @@ async fn scale(client: &Client, set: &Value, replicas: u64) -> kube::Result<()> 
     json_client::merge(client, &path, &json!({"spec": {"replicas": replicas}})).await.map(|_| ())
 }
 
-async fn report(client: &Client, deployment: &Value, new: &Value, olds: &[&Value]) -> kube::Result<()> {
+async fn report(
+    client: &Client,
+    deployment: &Value,
+    new: Option<&Value>,
+    olds: &[&Value],
+) -> kube::Result<()> {
     let wanted = count(&deployment["spec"], "replicas");
-    let of_status = |key: &str| {
-        count(&new["status"], key) + olds.iter().map(|old| count(&old["status"], key)).sum::<u64>()
-    };
+    let of_status = |key: &str| new.iter().chain(olds).map(|set| count(&set["status"], key)).sum::<u64>();
     let ready = of_status("readyReplicas");
     let available = if ready >= wanted { "True" } else { "False" };
     let status = json!({
-        "replicas": of_status("replicas"), "updatedReplicas": count(&new["status"], "replicas"), "readyReplicas": ready,
+        "replicas": of_status("replicas"), "updatedReplicas": new.map_or(0, |new| count(&new["status"], "replicas")), "readyReplicas": ready,
         "availableReplicas": ready, "unavailableReplicas": wanted.saturating_sub(ready),
         "observedGeneration": deployment["metadata"]["generation"],
         "conditions": [{"type": "Available", "status": available}],
