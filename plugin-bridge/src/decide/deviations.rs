@@ -142,7 +142,10 @@ impl NodeState {
             let resource = self.resource(&row.resource);
             let requested = self.keys(&resource, row.kubelet.iter().map(String::as_str));
             let actual = self.keys(&resource, row.actual_ids());
-            let (Some(mut requested), Some(mut actual)) = (requested, actual) else { continue };
+            let Some(mut actual) = actual else { continue };
+            // The card that the kubelet chose may be gone, and the one that the container has is here.
+            let mut requested = requested
+                .unwrap_or_else(|| row.kubelet.iter().filter_map(|id| self.key(&resource, id)).collect());
             if requested == actual {
                 // What the kubelet's checkpoint has for another container, this one had no more.
                 actual.retain(|key| !self.owner.contains_key(key));

@@ -165,6 +165,24 @@ fn a_container_with_blocks_of_no_card_does_not_start() {
     run(&steps).unwrap();
 }
 
+/// The card that the kubelet chose for it is gone, and the agent starts anew while it still ends on another.
+#[test]
+fn a_container_keeps_its_card_though_the_one_that_the_kubelet_chose_is_gone() {
+    let steps = [
+        bind_all(&[(ContainerKind::Init, whole(2)), (ContainerKind::App, whole(1))]),
+        admit().shuffled(4_799_835_220_292_595_137),
+        Step::Hardware(Change::Vanish(0)),
+        Step::LoseRecord,
+        Step::DeleteWithForce(3_477_210_219_472_829_175),
+        bind(share(25, 1)),
+        admit(),
+        Step::DeliverList(3),
+        Step::StartAndDie(0),
+        bind(share(25, 1)),
+    ];
+    run(&steps).unwrap();
+}
+
 /// What is left of a grant whose other devices have another owner now is no answer to a request for all of them.
 #[test]
 fn a_part_of_an_unclaimed_allocation_is_not_allocated_for_the_whole() {
