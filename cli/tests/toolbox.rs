@@ -30,7 +30,8 @@ fn in_shell(shell: &str, flags: &[&str], commands: &str, kubeconfig: &str) -> Op
     let program = assert_cmd::cargo::cargo_bin("gpu-migrate");
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(program.parent().unwrap().to_owned()).chain(std::env::split_paths(&paths));
-    let mut process = std::process::Command::new(shell);
+    let mut process = Command::new(shell);
+    process.timeout(std::time::Duration::from_secs(60)).env("TERM", "xterm");
     process.args(flags).args(["-c", commands]).env("PATH", std::env::join_paths(paths).unwrap());
     process.env("SCRIPT", &script).env("HOME", folder.path()).env("KUBECONFIG", &config);
     match process.env_remove("GPU_MIGRATE_KUBECONFIG").output() {
@@ -63,18 +64,19 @@ fn offered(shell: &str, line: &str, kubeconfig: &str) -> Option<Vec<String>> {
                 line.len()
             ),
         ),
-        // Its completion needs a line editor: a second zsh, that is typed to.
+        // Its completion needs a line editor: a second zsh, that is typed to. Behind a list the cursor goes up again; a bell is no list.
         "zsh" => (
             &["-f"],
             format!(
                 "zmodload zsh/zpty; zpty z zsh -f -i; zpty -w z 'autoload -Uz compinit; compinit -u; source $SCRIPT; LISTMAX=1000; bindkey \"^I\" list-choices; PS1=; echo rea\"\"dy'; \
-                 zpty -r -m z text '*ready*'; zpty -n -w z $'{line}\\t'; zpty -n -w z $'\\x15echo do\"\"ne\\n'; zpty -r -m z text '*done*'; print -r -- $text"
+                 zpty -r -m z text '*ready*'; zpty -n -w z $'{line}\\t'; zpty -r -m z text $'*(\\x1b\\\\[(|[0-9]|[0-9][0-9])A|\\x07)*'; print -r -- $text"
             ),
         ),
         other => panic!("{other}"),
     };
     let said = in_shell(shell, flags, &commands, kubeconfig)?;
-    // fish and zsh add what a word means.
+    // fish and zsh add what a word means, and zsh moves the cursor.
+    let said = anstream::adapter::strip_str(&said).to_string();
     Some(said.split_whitespace().map(str::to_owned).collect())
 }
 
