@@ -410,6 +410,22 @@ async fn a_plugin_that_registers_with_the_kubelet_itself_is_registered_over() {
     .await;
 }
 
+/// The connection to the plugin breaks only after it has registered anew: a new process of it, or a kubelet that has just started.
+#[tokio::test]
+async fn a_plugin_that_registers_with_the_kubelet_before_its_connection_breaks_is_called_again() {
+    let machine = Machine::start_with(|_| vec!["--register-over-nvidia-plugin".into()]).await;
+    both_registered(&machine).await;
+    let before = Nvidia::start_at_kubelet(machine.plugins(), 8);
+    until("the plugin is listened to by the kubelet and by the agent", || before.plugin.streams() > 1).await;
+    healthy_cards(&machine, 0..8).await;
+    let socket = legacy_socket(&machine);
+    let after = Nvidia::start_at_kubelet(machine.plugins(), 8);
+    until("the agent registers over the plugin", || legacy_socket(&machine) != socket).await;
+    before.stop.cancel();
+    until("the agent listens to the plugin as well", || after.plugin.streams() > 1).await;
+    healthy_cards(&machine, 0..8).await;
+}
+
 /// The API server may not answer the agent that starts.
 #[tokio::test]
 async fn a_cordon_survives_a_restart() {

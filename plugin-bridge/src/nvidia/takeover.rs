@@ -29,6 +29,8 @@ struct Tried {
     unregistered: Option<Instant>,
     /// When it was tried last, and of which socket.
     last: Option<(Option<Stamp>, Instant)>,
+    /// The socket that the plugin was called at last. While a connection to an older one was not known to be broken, none is called.
+    called: Option<Stamp>,
 }
 
 /// Looks at each version of the kubelet checkpoint, until `stop`. Unless `always`, only while there are shares: before the first and
@@ -61,10 +63,13 @@ pub async fn run(
                 is_another || tried.last.is_some_and(|(_, at)| at.elapsed() >= PACE)
             } else {
                 // It may serve, and has registered neither here nor at a kubelet that still knows of it. It gets time to do so.
-                is_another && stamp.is_some() && !is_registered && since.elapsed() >= PACE
+                !is_registered && stamp.is_some() && tried.called != stamp && since.elapsed() >= PACE
             };
             if due {
                 tried.last = Some((stamp, Instant::now()));
+                if !is_registered {
+                    tried.called = stamp;
+                }
                 if is_bypassed {
                     report(&node, &resource);
                 }
