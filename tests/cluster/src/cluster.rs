@@ -24,7 +24,7 @@ use crate::{
     observe,
     pki::Pki,
     pod_programs::PodPrograms,
-    process::{Component, ProcessSpec, output},
+    process::{Component, ProcessSpec, has_logged, output},
     stage::Stage,
     wait::{self, Seen},
 };
@@ -204,13 +204,14 @@ impl Cluster {
 
     /// Waits until containerd has all its plugins: it answers before, and a kubelet that finds no CRI there ends.
     pub(crate) async fn containerd_serves(&mut self, component: &str) -> Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
-        while !self.component(component)?.has_logged("containerd successfully booted")? {
-            self.check()?;
-            ensure!(Instant::now() < deadline, "waited {TIMEOUT:?} for {component} to serve");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Ok(())
+        let component = self.component(component)?;
+        let (what, log) = (format!("{} to serve", component.name()), component.log().to_owned());
+        self.until(&what, TIMEOUT, || async {
+            Ok(Seen::from_bool(has_logged(&log, "containerd successfully booted")?, || {
+                format!("{} does not say so", log.display())
+            }))
+        })
+        .await
     }
 
     /// Gives the node an image, from the tar of its OCI layout.

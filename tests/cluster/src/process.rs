@@ -226,11 +226,8 @@ impl Component {
         tail(&self.log, lines).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
-    /// Whether the log contains a text since the last start.
-    pub fn has_logged(&self, text: &str) -> Result<bool> {
-        let log = fs::read(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
-        let log = String::from_utf8_lossy(&log);
-        Ok(log.rsplit(START).next().is_some_and(|since| since.contains(text)))
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// The first few lines of the log that contain a text, given in lower case, whatever their case.
@@ -262,6 +259,13 @@ impl Drop for Component {
             eprintln!("{}: {error:#}", self.name());
         }
     }
+}
+
+/// Whether a component's log contains a text since its last start.
+pub fn has_logged(log: &Path, text: &str) -> Result<bool> {
+    let lines = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let lines = String::from_utf8_lossy(&lines);
+    Ok(lines.rsplit(START).next().is_some_and(|since| since.contains(text)))
 }
 
 /// The last `lines` lines of a file, read from its last 64 KiB.

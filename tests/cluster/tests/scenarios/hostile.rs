@@ -132,8 +132,7 @@ async fn under_load(
         load.spawn(async move {
             // A few at a time, or handshakes are all that they compete for.
             tokio::time::sleep(Duration::from_millis(index as u64 * 5)).await;
-            let _held = persistent(|| connect(2, port, &tls)).await;
-            std::future::pending::<()>().await;
+            hold(|| connect(2, port, &tls)).await;
         });
     }
     for _ in 0..SLOW {
@@ -155,10 +154,7 @@ async fn under_load(
         });
     }
     for _ in 0..STATUS {
-        load.spawn(async move {
-            let _held = persistent(|| tcp(5, status)).await;
-            std::future::pending::<()>().await;
-        });
+        load.spawn(hold(move || tcp(5, status)));
     }
     let loaded = hold_out(cluster, namespace, status).await;
     stop.store(true, Ordering::Relaxed);
@@ -273,6 +269,12 @@ async fn tcp(from: u8, port: u16) -> Result<TcpStream> {
 
 async fn connect(from: u8, port: u16, tls: &TlsConnector) -> Result<Connection> {
     Ok(tls.connect(ServerName::try_from("localhost")?, tcp(from, port).await?).await?)
+}
+
+/// Keeps a connection as long as the server does, and longer.
+async fn hold<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) {
+    let _held = persistent(attempt).await;
+    std::future::pending::<()>().await;
 }
 
 /// Tries until it connects: what a busy server refuses must come again, or there is no load.
