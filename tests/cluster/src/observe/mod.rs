@@ -9,5 +9,5 @@ mod observer;
 mod proc;
 
 pub use invariants::{Entitlement, Holding, Kind, Violation, check_invariants};
-pub use observer::{InvariantViolated, Observer, Report};
+pub use observer::{Observer, Report, take_violated};
 pub use proc::{Container, containers};
