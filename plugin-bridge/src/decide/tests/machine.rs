@@ -263,6 +263,7 @@ fn each_invariant_is_seen_to_break() {
         (Mutant::Ledger(LedgerFault::Forgets), "I3: card"),
         (Mutant::IgnoresClaims, "is claimed through DRA and was given to"),
         (Mutant::KeepsIntruders, "past the agent, which does not end it"),
+        (Mutant::EndsOthersToo, "was ended, and has cards that the agent gave it"),
     ] {
         let on_decisions = is_reported(reported, |steps| run_on::<Decisions>(steps, Some(mutant)));
         assert!(on_decisions, "{mutant:?} was not reported as {reported}");

@@ -40,6 +40,8 @@ pub(super) enum Mutant {
     IgnoresClaims,
     /// It ends no pod that came past it.
     KeepsIntruders,
+    /// It ends all pods with one that came past it.
+    EndsOthersToo,
 }
 
 /// The agent of one node, over all its processes.

@@ -396,7 +396,7 @@ impl<A: Agent> World<A> {
     pub(super) fn take_back(&mut self) {
         self.agent.read_checkpoint();
         let given_before = self.given_before;
-        let (noticed, intruders, missed) = self.agent.with_state(|state, _| {
+        let (noticed, mut intruders, missed) = self.agent.with_state(|state, _| {
             let keeps = matches!(self.mutant, Some(Mutant::KeepsIntruders));
             let intruders = state.intruders().into_iter().filter(|_| !keeps).map(|pod| pod.uid);
             let intruders: BTreeSet<String> = intruders.collect();
@@ -416,6 +416,9 @@ impl<A: Agent> World<A> {
             )
         });
         self.missed = missed;
+        if matches!(self.mutant, Some(Mutant::EndsOthersToo)) && !intruders.is_empty() {
+            intruders.extend(self.running.iter().map(|given| given.pod.clone()));
+        }
         let wronged = |given: &&Given| intruders.contains(&given.pod) && !given.bypassing();
         self.wronged = self.running.iter().find(wronged).map(|given| given.pod.clone());
         if noticed && self.bypassed {
