@@ -50,6 +50,10 @@ impl Metrics {
             "Templates of node components that cannot be used",
             metrics.invalid_templates.clone(),
         );
+        // An alert asks for its increase, which needs a first value.
+        for action in ["convert", "roll_back", "delete_pod"] {
+            let _ = metrics.actions.get_or_create(&ActionLabels { action });
+        }
         registry.register(
             "actions",
             "Workloads restarted to be converted or rolled back",
@@ -61,5 +65,22 @@ impl Metrics {
             metrics.stalled.clone(),
         );
         metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_action_is_counted_from_zero() {
+        let mut registry = Registry::default();
+        Metrics::register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for action in ["convert", "roll_back", "delete_pod"] {
+            let series = format!("gpu_migrate_operator_actions_total{{action=\"{action}\"}} 0\n");
+            assert!(text.contains(&series), "{series}: {text}");
+        }
     }
 }

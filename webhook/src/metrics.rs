@@ -95,6 +95,9 @@ impl Metrics {
         for outcome in ["conflict", "unknown_project"] {
             let _ = reviews.get_or_create(&OutcomeLabel { outcome });
         }
+        for reason in ["aborted", "content_type", "deadline", "malformed", "overload", "panic", "too_large"] {
+            let _ = rejected.get_or_create(&ReasonLabel { reason });
+        }
         registry.register("reviews", "Answered reviews by outcome, without dry runs", reviews);
         registry.register("dry_runs", "Answered dry-run reviews", dry_runs);
         registry.register_with_unit(
