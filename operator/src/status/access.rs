@@ -12,8 +12,15 @@ use gpu_migrate_model::names::GROUP;
 
 /// Tokens that are reviewed at a time: others are told to come again, so that nobody floods the API server from here.
 const AT_ONCE: usize = 8;
-/// What is shown.
+/// What nobody sees the page without.
 const SHOWN: [&str; 2] = ["gpushadows", "gpumigrations"];
+
+/// What a viewer may see beside cards and projects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// The Events that our components wrote.
+    pub events: bool,
+}
 
 /// Why the page is not shown.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,12 +53,12 @@ impl Access {
         Self::ByToken(client, Arc::new(Semaphore::new(AT_ONCE)))
     }
 
-    /// Whether the owner of this token may see the page.
+    /// What the owner of this token may see.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub async fn check(&self, token: Option<&str>) -> Result<(), Refusal> {
-        let Self::ByToken(client, reviews) = self else { return Ok(()) };
+    pub async fn check(&self, token: Option<&str>) -> Result<Sight, Refusal> {
+        let Self::ByToken(client, reviews) = self else { return Ok(Sight { events: true }) };
         let token = token.map(str::trim).filter(|token| !token.is_empty()).ok_or(Refusal::NoToken)?;
         let _one = reviews.try_acquire().map_err(|_| Refusal::Busy)?;
         let unavailable = |error: kube::Error| Refusal::Unavailable(error.to_string());
@@ -63,7 +70,8 @@ impl Access {
         let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
             return Err(Refusal::Unknown(status.error.unwrap_or_else(|| "not authenticated".to_owned())));
         };
-        for resource in SHOWN {
+        let reviews = Api::<SubjectAccessReview>::all(client.clone());
+        let may_list = async |group: &str, resource: &str| {
             let review = SubjectAccessReview {
                 spec: SubjectAccessReviewSpec {
                     user: user.username.clone(),
@@ -71,7 +79,7 @@ impl Access {
                     uid: user.uid.clone(),
                     extra: user.extra.clone(),
                     resource_attributes: Some(ResourceAttributes {
-                        group: Some(GROUP.to_owned()),
+                        group: Some(group.to_owned()),
                         resource: Some(resource.to_owned()),
                         verb: Some("list".to_owned()),
                         ..ResourceAttributes::default()
@@ -80,13 +88,15 @@ impl Access {
                 },
                 ..SubjectAccessReview::default()
             };
-            let reviews = Api::<SubjectAccessReview>::all(client.clone());
             let answer = reviews.create(&PostParams::default(), &review).await.map_err(unavailable)?;
-            if !answer.status.is_some_and(|status| status.allowed) {
+            Ok(answer.status.is_some_and(|status| status.allowed))
+        };
+        for resource in SHOWN {
+            if !may_list(GROUP, resource).await? {
                 let user = user.username.clone().unwrap_or_default();
                 return Err(Refusal::Forbidden { user, resource });
             }
         }
-        Ok(())
+        Ok(Sight { events: may_list("events.k8s.io", "events").await? })
     }
 }

@@ -5,12 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
 use gpu_migrate_runtime::watch::{Object, Update};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::Event;
+use kube::runtime::watcher::Event as WatchEvent;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
+
+use super::access::Sight;
+use super::view::{self, EventRow};
+
+/// So many Events are kept, the newest.
+const EVENTS: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -33,6 +41,8 @@ struct Rows {
     version: u64,
     rows: BTreeMap<(Kind, String), Row>,
     listed: BTreeSet<Kind>,
+    /// By their names, with their times.
+    events: BTreeMap<String, (Timestamp, Row)>,
 }
 
 /// One object; without a text it is gone.
@@ -56,6 +66,9 @@ pub struct Batch {
     nodes: Vec<Box<RawValue>>,
     projects: Vec<Box<RawValue>>,
     gone: Vec<Gone>,
+    /// Absent for a viewer who may not list Events.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<Vec<Box<RawValue>>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,6 +118,12 @@ impl Feed {
         self.change(|rows| rows.set(kind, name, text));
     }
 
+    /// An Event is there. It stays until enough newer ones are, also when the API server has forgotten it.
+    fn set_event(&self, event: &EventRow) {
+        let Ok(text) = serde_json::value::to_raw_value(event) else { return };
+        self.change(|rows| rows.set_event(&event.name, event.time, text));
+    }
+
     /// These are all of the kind.
     fn keep(&self, kind: Kind, names: &BTreeSet<String>) {
         self.change(|rows| {
@@ -118,9 +137,9 @@ impl Feed {
         });
     }
 
-    /// What is newer than the batch with this ID.
+    /// What is newer than the batch with this ID, for a viewer who may see that.
     #[must_use]
-    pub fn since(&self, id: &str) -> Batch {
+    pub fn since(&self, id: &str, sight: Sight) -> Batch {
         let known = id.split_once('-').filter(|(epoch, _)| *epoch == self.epoch.to_string());
         let after = known.and_then(|(_, version)| version.parse::<u64>().ok());
         let rows = self.rows();
@@ -131,6 +150,7 @@ impl Feed {
             nodes: Vec::new(),
             projects: Vec::new(),
             gone: Vec::new(),
+            events: sight.events.then(|| rows.events_after(after.unwrap_or(0))),
         };
         for ((kind, name), row) in &rows.rows {
             if after.is_some_and(|after| row.version <= after) {
@@ -157,6 +177,32 @@ impl Rows {
         self.version += 1;
         self.rows.insert(key, Row { version: self.version, text });
     }
+
+    fn set_event(&mut self, name: &str, time: Timestamp, text: Box<RawValue>) {
+        let before = self.events.get(name).and_then(|(_, row)| row.text.as_ref());
+        if before.is_some_and(|before| before.get() == text.get()) {
+            return;
+        }
+        let oldest = self
+            .events
+            .iter()
+            .min_by_key(|(_, (time, _))| *time)
+            .map(|(name, (time, _))| (name.clone(), *time));
+        match oldest {
+            Some((_, oldest)) if self.events.len() >= EVENTS && time < oldest => return,
+            Some((oldest, _)) if self.events.len() >= EVENTS && !self.events.contains_key(name) => {
+                self.events.remove(&oldest);
+            }
+            _ => {}
+        }
+        self.version += 1;
+        self.events.insert(name.to_owned(), (time, Row { version: self.version, text: Some(text) }));
+    }
+
+    fn events_after(&self, version: u64) -> Vec<Box<RawValue>> {
+        let newer = self.events.values().filter(|(_, row)| row.version > version);
+        newer.filter_map(|(_, row)| row.text.clone()).collect()
+    }
 }
 
 /// Keeps the rows of a kind as the watch says. An object that cannot be read keeps the row that it had.
@@ -176,13 +222,22 @@ pub async fn follow<K: Object, R: Serialize>(
     };
     while let Some(update) = updates.next().await {
         match update {
-            Update::Event(Event::Init) => listed.clear(),
-            Update::Event(Event::InitApply(object)) => _ = listed.insert(set(object)),
-            Update::Event(Event::InitDone) => feed.keep(kind, &listed),
-            Update::Event(Event::Apply(object)) => _ = set(object),
-            Update::Event(Event::Delete(object)) => feed.set(kind, &object.name_any(), None::<&R>),
+            Update::Event(WatchEvent::Init) => listed.clear(),
+            Update::Event(WatchEvent::InitApply(object)) => _ = listed.insert(set(object)),
+            Update::Event(WatchEvent::InitDone) => feed.keep(kind, &listed),
+            Update::Event(WatchEvent::Apply(object)) => _ = set(object),
+            Update::Event(WatchEvent::Delete(object)) => feed.set(kind, &object.name_any(), None::<&R>),
             Update::Undefined => feed.keep(kind, &BTreeSet::new()),
             Update::Interrupted => {}
+        }
+    }
+}
+
+/// Keeps the Events of a watch.
+pub async fn follow_events(mut updates: impl Stream<Item = Update<Event>> + Unpin, feed: Arc<Feed>) {
+    while let Some(update) = updates.next().await {
+        if let Update::Event(WatchEvent::InitApply(event) | WatchEvent::Apply(event)) = update {
+            feed.set_event(&view::event(&event));
         }
     }
 }
@@ -193,7 +248,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn since(feed: &Feed, id: &str) -> (String, Value) {
-        let batch = feed.since(id);
+        let batch = feed.since(id, Sight { events: true });
         (batch.id.clone(), serde_json::from_str(&batch.json()).unwrap())
     }
 
@@ -238,5 +293,33 @@ mod tests {
                 "{id}"
             );
         }
+    }
+    #[test]
+    fn the_newest_events_are_kept_and_shown_to_who_may_list_them() {
+        let feed = Feed::new(7);
+        let event = |second: i64, name: &str, note: &str| EventRow {
+            name: name.to_owned(),
+            time: Timestamp::from_second(second).unwrap(),
+            warning: false,
+            reason: "R".to_owned(),
+            about: "Node n".to_owned(),
+            note: note.to_owned(),
+            by: "c".to_owned(),
+        };
+        for second in 1..=150 {
+            feed.set_event(&event(second, &second.to_string(), "first"));
+        }
+        let (id, all) = since(&feed, "");
+        assert_eq!(all["events"].as_array().unwrap().len(), EVENTS);
+        assert!(!all.to_string().contains("1970-01-01T00:00:50"), "the oldest go");
+        // A list after the watch was lost brings the old ones again.
+        feed.set_event(&event(3, "3", "first"));
+        assert_eq!(since(&feed, &id).1["events"], json!([]));
+        feed.set_event(&event(151, "150", "again"));
+        let (_, change) = since(&feed, &id);
+        assert_eq!(change["events"].as_array().unwrap().len(), 1);
+        assert_eq!(change["events"][0]["note"], "again");
+        let without: Value = serde_json::from_str(&feed.since("", Sight { events: false }).json()).unwrap();
+        assert_eq!(without.get("events"), None);
     }
 }

@@ -1,7 +1,7 @@
-//! The read-only status page: the cluster's cards and the projects' rollouts, live.
+//! The read-only status page: the cluster's cards, the projects' rollouts and the latest Events of our components, live.
 //!
-//! The page itself says nothing of the cluster. What it shows comes as server-sent events, to whoever may list GPUShadows and GPUMigrations
-//! ([`access`]). A stream ends after a minute, and the next is asked for with the token again.
+//! The page itself says nothing of the cluster. What it shows comes as server-sent events, to whoever may list GPUShadows and GPUMigrations,
+//! with the Events for who may list those too ([`access`]). A stream ends after a minute, and the next is asked for with the token again.
 
 pub mod access;
 pub mod feed;
@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use access::{Access, Refusal};
+use access::{Access, Refusal, Sight};
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -24,8 +24,9 @@ use gpu_migrate_model::crd::{GPUMigration, GPUShadow};
 use gpu_migrate_runtime::Tasks;
 use gpu_migrate_runtime::serve::{Limits, serve};
 use gpu_migrate_runtime::tasks::until;
-use gpu_migrate_runtime::watch::{SkippedObjects, watch_guarded};
+use gpu_migrate_runtime::watch::{SkippedObjects, watch, watch_guarded};
 use hyper_util::service::TowerToHyperService;
+use k8s_openapi::api::events::v1;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use serde::Deserialize;
@@ -38,6 +39,15 @@ const STREAM: Duration = Duration::from_secs(60);
 /// Changes within this time come together.
 const GATHER: Duration = Duration::from_millis(500);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// The Events that are shown: a watch can select by one controller alone. Of the scheduler's, why a pod is not placed: those of placed pods are
+/// so many that no others would be among the newest.
+const EVENTS: [(&str, &str); 4] = [
+    ("reportingController=gpu-migrate-operator", "Event watch of the status page: operator"),
+    ("reportingController=gpu-migrate-extender", "Event watch of the status page: extender"),
+    ("reportingController=gpu-migrate-bridge", "Event watch of the status page: node agents"),
+    ("reportingController=gpu-migrate-scheduler,type=Warning", "Event watch of the status page: scheduler"),
+];
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -75,6 +85,11 @@ pub async fn spawn(
     });
     tasks.spawn("GPUShadow watch of the status page", until(stop.clone(), of_nodes));
     tasks.spawn("GPUMigration watch of the status page", until(stop.clone(), of_projects));
+    for (selector, task) in EVENTS {
+        let config = Config::default().fields(selector);
+        let events = watch(Api::<v1::Event>::all(client.clone()), config);
+        tasks.spawn(task, until(stop.clone(), feed::follow_events(events, feed.clone())));
+    }
     let service = TowerToHyperService::new(router(feed, access, stop.clone()));
     let limits = Limits {
         connections: 256,
@@ -94,7 +109,8 @@ fn random_epoch() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-fn router(feed: Arc<Feed>, access: Access, stop: CancellationToken) -> Router {
+/// The page, its files and its events.
+pub fn router(feed: Arc<Feed>, access: Access, stop: CancellationToken) -> Router {
     let file = |kind: &'static str, text: &'static str| get(async move || with_headers(kind, text));
     Router::new()
         .route("/", file("text/html; charset=utf-8", include_str!("page.html")))
@@ -130,27 +146,33 @@ struct After {
 async fn events(State(page): State<Page>, Query(query): Query<After>, headers: HeaderMap) -> Response {
     let token =
         headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-    if let Err(refusal) = page.access.check(token).await {
-        let status = match refusal {
-            Refusal::NoToken | Refusal::Unknown(_) => StatusCode::UNAUTHORIZED,
-            Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Refusal::Busy | Refusal::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        let mut response = with_headers("text/plain; charset=utf-8", (status, format!("{refusal}\n")));
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        return response;
-    }
-    let changes = changes(page.feed, query.after, page.stop);
+    let sight = match page.access.check(token).await {
+        Ok(sight) => sight,
+        Err(refusal) => return refused(&refusal),
+    };
+    let changes = changes(page.feed, query.after, sight, page.stop);
     let response = Sse::new(changes).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
     with_headers("text/event-stream", response)
+}
+
+fn refused(refusal: &Refusal) -> Response {
+    let status = match refusal {
+        Refusal::NoToken | Refusal::Unknown(_) => StatusCode::UNAUTHORIZED,
+        Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
+        Refusal::Busy | Refusal::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let mut response = with_headers("text/plain; charset=utf-8", (status, format!("{refusal}\n")));
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }
 
 /// What is there, then what changes.
 fn changes(
     feed: Arc<Feed>,
     after: String,
+    sight: Sight,
     stop: CancellationToken,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
     let ends = Instant::now() + STREAM;
@@ -167,7 +189,7 @@ fn changes(
                 tokio::time::sleep(GATHER).await;
             }
             changed.borrow_and_update();
-            let batch = feed.since(&after);
+            let batch = feed.since(&after, sight);
             let event = Event::default().event("changes").id(&batch.id).data(batch.json());
             Some((Ok(event), (batch.id, false, changed)))
         }

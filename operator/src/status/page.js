@@ -14,6 +14,9 @@ const STATES = {
 const byId = (id) => document.getElementById(id);
 const nodes = new Map();
 const projects = new Map();
+const events = new Map();
+/** So many of the newest Events are shown. */
+const SHOWN_EVENTS = 30;
 let last = "";
 let complete = false;
 
@@ -92,6 +95,15 @@ function drawProjects() {
   }));
 }
 
+function drawEvents() {
+  const sorted = [...events.values()].sort((a, b) => Date.parse(b.time) - Date.parse(a.time) || a.name.localeCompare(b.name));
+  for (const old of sorted.splice(SHOWN_EVENTS)) events.delete(old.name);
+  byId("events").replaceChildren(...sorted.map((one) => element("tr", one.warning ? { class: "warning" } : {},
+    element("td", {}, element("time", { text: new Date(one.time).toLocaleString(), datetime: one.time, title: one.time })),
+    element("th", { text: (one.warning ? "⚠ " : "") + one.reason, scope: "row" }),
+    ...[one.about, one.note, one.by].map((text) => element("td", { text })))));
+}
+
 function show(button) {
   const node = nodes.get(button?.dataset.node);
   const card = node?.cards[button.dataset.card];
@@ -108,9 +120,10 @@ function show(button) {
 }
 
 function apply(batch) {
-  if (batch.all) { nodes.clear(); projects.clear(); }
+  if (batch.all) { nodes.clear(); projects.clear(); events.clear(); }
   for (const node of batch.nodes) nodes.set(node.name, node);
   for (const project of batch.projects) projects.set(project.name, project);
+  for (const event of batch.events ?? []) events.set(event.name, event);
   for (const gone of batch.gone) (gone.kind === "node" ? nodes : projects).delete(gone.name);
   const current = document.querySelector(".card[aria-current]");
   const chosen = current && `[data-node="${CSS.escape(current.dataset.node)}"][data-card="${CSS.escape(current.dataset.card)}"]`;
@@ -120,6 +133,10 @@ function apply(batch) {
   complete = batch.complete;
   byId("no-nodes").hidden = !complete || nodes.size > 0;
   byId("no-projects").hidden = !complete || projects.size > 0;
+  // Absent for who may not list Events.
+  byId("events-section").hidden = batch.events === undefined;
+  byId("no-events").hidden = !complete || events.size > 0;
+  if (batch.all || batch.events?.length) drawEvents();
   byId("content").hidden = false;
   if (chosen) show(byId("nodes").querySelector(chosen));
   // One card can be reached by Tab; arrow keys go on from there.

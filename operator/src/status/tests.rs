@@ -11,7 +11,8 @@ use tower::ServiceExt as _;
 
 type Asked = Arc<Mutex<Vec<Value>>>;
 
-/// An API server that knows the tokens `viewer`, who may list everything, and `half`, who may list GPUShadows alone.
+/// An API server that knows the tokens `viewer`, who may list everything, `eventless`, who may not list Events, and `half`, who may list
+/// GPUShadows alone.
 fn api() -> (Client, Asked) {
     let asked = Asked::default();
     let seen = asked.clone();
@@ -25,7 +26,7 @@ fn api() -> (Client, Asked) {
             object["status"] = match path.as_str() {
                 "/apis/authentication.k8s.io/v1/tokenreviews" => {
                     match object["spec"]["token"].as_str().unwrap() {
-                        known @ ("viewer" | "half") => {
+                        known @ ("viewer" | "eventless" | "half") => {
                             json!({"authenticated": true, "user": {"username": known, "uid": "7", "groups": ["team"], "extra": {"k": ["v"]}}})
                         }
                         _ => json!({"authenticated": false, "error": "token expired"}),
@@ -33,8 +34,11 @@ fn api() -> (Client, Asked) {
                 }
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                     let of = &object["spec"];
-                    let allowed =
-                        of["user"] == "viewer" || of["resourceAttributes"]["resource"] == "gpushadows";
+                    let allowed = match of["resourceAttributes"]["resource"].as_str() {
+                        Some("gpushadows") => true,
+                        Some("gpumigrations") => of["user"] != "half",
+                        _ => of["user"] == "viewer",
+                    };
                     json!({"allowed": allowed})
                 }
                 path => panic!("{path}"),
@@ -121,7 +125,12 @@ async fn who_may_list_what_is_shown_sees_it_and_nobody_else() {
         let text = text(response).await;
         assert!(text.contains(says), "{token:?}: {text}");
     }
-    assert_eq!(ask(&router, "/events", Some("viewer")).await.status(), 200);
+    for (token, sees_events) in [("eventless", false), ("viewer", true)] {
+        let response = ask(&router, "/events", Some(token)).await;
+        assert_eq!(response.status(), 200);
+        let (_, all) = next(&mut response.into_body().into_data_stream()).await.unwrap();
+        assert_eq!(all.get("events").is_some(), sees_events, "{token}");
+    }
     let asked = asked.lock().unwrap();
     let review = asked.last().unwrap();
     assert_eq!(
@@ -130,7 +139,7 @@ async fn who_may_list_what_is_shown_sees_it_and_nobody_else() {
             &json!(["team"]),
             &json!({"k": ["v"]}),
             &json!("7"),
-            &json!({"group": "gpu-migrate.io", "resource": "gpumigrations", "verb": "list"})
+            &json!({"group": "events.k8s.io", "resource": "events", "verb": "list"})
         )
     );
 }
@@ -160,7 +169,7 @@ async fn changes_come_as_they_happen_and_a_stream_goes_on_where_the_last_one_end
     say(watcher::Event::InitApply(ok(shadow("a", "Free"))));
     say(watcher::Event::InitDone);
     let mut changed = feed.changed();
-    while feed.since("").json().contains("\"nodes\":[]") {
+    while feed.since("", Sight { events: true }).json().contains("\"nodes\":[]") {
         changed.changed().await.unwrap();
     }
 

@@ -3,7 +3,9 @@
 use gpu_migrate_model::card::CardState;
 use gpu_migrate_model::crd::{CardStatus, GPUMigration, GPUShadow, HolderStatus, WorkloadState};
 use gpu_migrate_model::units::{Cores, MIB_PER_BLOCK};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -86,6 +88,44 @@ pub struct ProjectRow {
     pub message: String,
     /// A person must act.
     pub stalled: bool,
+}
+
+/// An Event that one of our components wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EventRow {
+    /// Namespace and name of the Event.
+    pub name: String,
+    /// The last time.
+    pub time: Timestamp,
+    pub warning: bool,
+    pub reason: String,
+    pub about: String,
+    pub note: String,
+    /// The component.
+    pub by: String,
+}
+
+#[must_use]
+pub fn event(event: &Event) -> EventRow {
+    let last = event.series.as_ref().map(|series| series.last_observed_time.0);
+    let first = event.event_time.as_ref().map(|time| time.0);
+    let about = event.regarding.clone().unwrap_or_default();
+    let namespace =
+        about.namespace.filter(|namespace| !namespace.is_empty()).map(|namespace| namespace + "/");
+    EventRow {
+        name: format!("{}/{}", event.namespace().unwrap_or_default(), event.name_any()),
+        time: last.or(first).unwrap_or_default(),
+        warning: event.type_.as_deref() == Some("Warning"),
+        reason: event.reason.clone().unwrap_or_default(),
+        about: format!(
+            "{} {}{}",
+            about.kind.unwrap_or_default(),
+            namespace.unwrap_or_default(),
+            about.name.unwrap_or_default()
+        ),
+        note: event.note.clone().unwrap_or_default(),
+        by: event.reporting_controller.clone().unwrap_or_default(),
+    }
 }
 
 #[must_use]
@@ -240,5 +280,21 @@ mod tests {
         assert_eq!(row.message, "wave 1 is watched");
         let row = policy(json!([ready, condition("Stalled", "True", "no card is free")]));
         assert_eq!((row.message.as_str(), row.stalled), ("no card is free", true));
+    }
+
+    #[test]
+    fn an_event_says_when_it_was_last_and_what_it_is_about() {
+        let read = |event: serde_json::Value| super::event(&serde_json::from_value(event).unwrap());
+        let once = json!({"metadata": {"namespace": "default", "name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+            "type": "Warning", "reason": "CardClosed", "note": "card 3", "reportingController": "gpu-migrate-bridge",
+            "regarding": {"kind": "Node", "name": "gpu-01"}});
+        let row = read(once.clone());
+        assert_eq!((row.name.as_str(), row.about.as_str(), row.warning), ("default/e", "Node gpu-01", true));
+        assert_eq!(row.time.to_string(), "2026-01-01T00:00:00Z");
+        let mut again = once;
+        again["series"] = json!({"count": 2, "lastObservedTime": "2026-01-01T01:00:00.000000Z"});
+        again["regarding"] = json!({"kind": "Pod", "namespace": "ns", "name": "p"});
+        let row = read(again);
+        assert_eq!((row.time.to_string().as_str(), row.about.as_str()), ("2026-01-01T01:00:00Z", "Pod ns/p"));
     }
 }

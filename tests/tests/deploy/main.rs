@@ -398,7 +398,8 @@ fn the_status_page_comes_with_its_rights_and_only_where_it_is_asked_for() {
                 .unwrap()
         };
         let rules = of_operator("ClusterRole")["rules"].to_string();
-        for right in ["tokenreviews", "subjectaccessreviews", r#""verbs":["watch"]"#] {
+        let of_events = r#""resources":["events"],"verbs":["list","watch"]"#;
+        for right in ["tokenreviews", "subjectaccessreviews", r#""verbs":["watch"]"#, of_events] {
             assert_eq!(rules.contains(right), enabled, "{right}");
         }
         let args = strings(&of_operator("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"])
