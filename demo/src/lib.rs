@@ -59,6 +59,9 @@ pub struct DemoArgs {
     /// Port of the embedded API server [default: any free one]
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub port: u16,
+    /// Port of the status page [default: any free one]
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub status_port: u16,
     #[command(flatten)]
     pub trace: TraceArgs,
     /// Break something, to see the observer notice
@@ -74,16 +77,17 @@ pub struct DemoArgs {
 /// A script that cannot be read, a step that did not come to pass, a part that ended.
 pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     // Exhaustive, so that a flag that is not read does not compile.
-    let DemoArgs { fast, script, keep, port, trace, fault } = args;
+    let DemoArgs { fast, script, keep, port, status_port, trace, fault } = args;
     let script = Script::load(script.as_deref())?;
     // A provider that was installed before is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let folder = tempfile::Builder::new().prefix("gpu-migrate-").tempdir().context("a temporary folder")?;
     log_to(&folder.path().join("demo.log"));
-    let stage = Stage::build(folder.path(), port, &script.nodes, &trace, fault).await?;
+    let stage = Stage::build(folder.path(), [port, status_port], &script.nodes, &trace, fault).await?;
     let nodes = map_nodes(&stage, &script);
     let screen = Screen::new(nodes, stage.observer.clone());
     let mut teller = Teller { stage, screen, fast, before: None, began: Instant::now() };
+    teller.screen.say(&format!("The same in a browser: {}", teller.stage.status_page));
     if keep {
         teller.screen.say(&format!("export KUBECONFIG={}", teller.stage.kubeconfig.display()));
     }
@@ -111,7 +115,10 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<Outcome> {
     println!("{}", render_outcome(&outcome));
     if keep {
         let kubeconfig = teller.stage.kubeconfig.display();
-        println!("The cluster stays up until Ctrl-C:\n  export KUBECONFIG={kubeconfig}\n{ON_ITS_CLUSTER}");
+        let page = &teller.stage.status_page;
+        println!(
+            "The cluster stays up until Ctrl-C, its status page at {page}:\n  export KUBECONFIG={kubeconfig}\n{ON_ITS_CLUSTER}"
+        );
         interrupted().await?;
         println!("Stopped. Nothing of it is left on this machine.");
     } else {

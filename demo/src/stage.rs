@@ -44,6 +44,8 @@ pub(super) struct Stage {
     pub(super) observer: Observer,
     pub(super) nodes: BTreeMap<String, StageNode>,
     pub(super) kubeconfig: PathBuf,
+    /// Its address.
+    pub(super) status_page: String,
     parts: Vec<Process>,
     stop: CancellationToken,
 }
@@ -59,10 +61,11 @@ pub(super) struct StageNode {
 }
 
 impl Stage {
-    /// Builds it all below `folder`, and returns when it is ready for the first pod.
+    /// Builds it all below `folder`, and returns when it is ready for the first pod. The ports are the API server's and the status
+    /// page's; 0 is any free one.
     pub(super) async fn build(
         folder: &Path,
-        port: u16,
+        [port, status_port]: [u16; 2],
         nodes: &[NodeScript],
         trace: &TraceArgs,
         fault: Option<Fault>,
@@ -77,7 +80,9 @@ impl Stage {
         let extender = free_port()?;
         let mut parts = vec![start_extender(&kubeconfig, extender, trace)?];
         parts.push(start_webhook(&kubeconfig, folder, trace)?);
-        parts.push(start_operator(&kubeconfig)?);
+        let status_port = if status_port == 0 { free_port()? } else { status_port };
+        parts.push(start_operator(&kubeconfig, status_port)?);
+        let status_page = format!("http://127.0.0.1:{status_port}");
 
         let (sender, happenings) = mpsc::unbounded_channel();
         let mut memory = BTreeMap::new();
@@ -102,7 +107,8 @@ impl Stage {
             }),
         };
         let scheduler = Scheduler::start(config, client.clone(), stop.clone());
-        let stage = Self { client, scheduler, observer, nodes: stage_nodes, kubeconfig, parts, stop };
+        let stage =
+            Self { client, scheduler, observer, nodes: stage_nodes, kubeconfig, status_page, parts, stop };
         stage.until_ready().await?;
         Ok(stage)
     }
@@ -252,8 +258,9 @@ fn start_webhook(kubeconfig: &Path, folder: &Path, trace: &TraceArgs) -> anyhow:
     Ok(Process::start("webhook", gpu_migrate_webhook::run::run(arguments, CancellationToken::new()))?)
 }
 
-fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
+fn start_operator(kubeconfig: &Path, status_port: u16) -> anyhow::Result<Process> {
     let kubeconfig = kubeconfig.display().to_string();
+    let status_bind = format!("127.0.0.1:{status_port}");
     let arguments = [
         "operator",
         "--kubeconfig",
@@ -264,6 +271,9 @@ fn start_operator(kubeconfig: &Path) -> anyhow::Result<Process> {
         OWN,
         "--identity",
         "demo",
+        "--status-bind",
+        &status_bind,
+        "--status-without-token",
         // Nobody watches a wave of seconds for minutes.
         "--interval-milliseconds",
         "200",
