@@ -237,11 +237,7 @@ fn on_a_card_without_isolation_every_probe_exceeds() {
 
 /// The interpreters that have NVIDIA's bindings.
 fn bindings() -> Option<Vec<PathBuf>> {
-    let cache = std::env::var_os("GPU_MIGRATE_CACHE").map(PathBuf::from).or_else(|| {
-        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
-        Some(base.join("gpu-migrate"))
-    })?;
+    let cache = gpu_migrate_tests::cache()?;
     let all = BINDINGS.map(|version| cache.join(format!("cuda-bindings-{version}/bin/python3")));
     all.iter().all(|interpreter| interpreter.exists()).then(|| all.into())
 }
