@@ -26,6 +26,8 @@ const HELM_GO_MOD: &str = include_str!("../helm/go.mod");
 const PROMETHEUS_GO_MOD: &str = include_str!("../prometheus/go.mod");
 const NVIDIA_GO_MOD: &str = include_str!("../nvidia/go.mod");
 const WORK_SOURCE: &str = include_str!("../work/main.go");
+const COLLECTOR_GO_MOD: &str = include_str!("../collector/go.mod");
+const COLLECTOR_SOURCE: &str = include_str!("../collector/main.go");
 const DRA_SOURCE: &str = include_str!("../dra/main.go");
 const NVML_SOURCE: &str = include_str!("../nvml/nvml.c");
 
@@ -62,6 +64,9 @@ pub struct Binaries {
     pub nvidia_plugin: PathBuf,
     /// The stand-in for NVIDIA's DRA driver, see `dra/main.go`.
     pub dra_driver: PathBuf,
+    /// OpenTelemetry's collector, see `collector/main.go`.
+    pub collector: PathBuf,
+    pub prometheus: PathBuf,
     /// The folder with the stand-in `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
     /// The one program of all pods, see `work/main.go`.
@@ -113,6 +118,8 @@ impl Binaries {
                 "nvidia-device-plugin",
             )?,
             dra_driver: go_program(here, "dra", DRA_SOURCE)?,
+            collector: collector(here)?,
+            prometheus: prometheus("prometheus")?,
             nvml: nvml(here)?,
             work: go_program(here, "work", WORK_SOURCE)?,
         })
@@ -155,10 +162,15 @@ pub fn helm() -> Result<PathBuf> {
     go_tool(&crate::package_folder().join("helm"), HELM_GO_MOD, "helm.sh/helm/v3", "helm")
 }
 
-/// Prometheus' own tool, for the alert rules; no scenario needs it.
-pub fn promtool() -> Result<PathBuf> {
+/// Prometheus itself, or `promtool`.
+pub fn prometheus(name: &str) -> Result<PathBuf> {
     let folder = crate::package_folder().join("prometheus");
-    go_tool(&folder, PROMETHEUS_GO_MOD, "github.com/prometheus/prometheus", "promtool")
+    go_tool(&folder, PROMETHEUS_GO_MOD, "github.com/prometheus/prometheus", name)
+}
+
+fn collector(here: &Path) -> Result<PathBuf> {
+    let group = format!("collector-{}", short_digest(&[COLLECTOR_GO_MOD, COLLECTOR_SOURCE].concat()));
+    cached(&group, "collector", |target| build_program(&here.join("collector"), ".", target))
 }
 
 /// The version that a `go.mod` requires of a module.
@@ -204,15 +216,20 @@ fn built_go_tool(folder: &Path, go_mod: &str, module: &str, name: &str) -> Resul
 /// A program of our own in `<name>/main.go`, for a container without any library.
 fn go_program(here: &Path, name: &str, source: &str) -> Result<PathBuf> {
     cached(&format!("{name}-{}", short_digest(source)), name, |target| {
-        output(
-            Command::new("go")
-                .current_dir(here)
-                .env("CGO_ENABLED", "0")
-                .args(["build", "-trimpath", "-ldflags", "-s -w", "-o"])
-                .arg(target)
-                .arg(format!("./{name}")),
-        )
+        build_program(here, &format!("./{name}"), target)
     })
+}
+
+/// Builds a package of the module in a folder, without C.
+fn build_program(folder: &Path, package: &str, target: &Path) -> Result<String> {
+    output(
+        Command::new("go")
+            .current_dir(folder)
+            .env("CGO_ENABLED", "0")
+            .args(["build", "-trimpath", "-ldflags", "-s -w", "-o"])
+            .arg(target)
+            .arg(package),
+    )
 }
 
 /// The folder of the NVML stand-in.

@@ -111,6 +111,8 @@ pub struct Ports {
     pub second_extender: [u16; 2],
     pub bridge_metrics: u16,
     pub operators: [u16; 2],
+    pub collector: u16,
+    pub prometheus: u16,
 }
 
 impl Ports {
@@ -137,6 +139,8 @@ impl Ports {
             second_extender: [next()?, next()?],
             bridge_metrics: next()?,
             operators: [next()?, next()?],
+            collector: next()?,
+            prometheus: next()?,
         })
     }
 }

@@ -71,13 +71,26 @@ impl Pki {
         })
     }
 
-    /// A kubeconfig for `user` of `group`, with its client certificate inside.
-    pub fn kubeconfig(&self, apiserver_port: u16, user: &str, group: &str) -> Result<PathBuf> {
+    /// A client certificate for `user` of `group`.
+    pub fn client(&self, user: &str, group: &str) -> Result<CertFiles> {
+        let (cert, key) = self.sign_client(user, group)?;
+        Ok(CertFiles {
+            cert: self.layout.write(&format!("pki/{user}.crt"), cert)?,
+            key: self.layout.write(&format!("pki/{user}.key"), key)?,
+        })
+    }
+
+    fn sign_client(&self, user: &str, group: &str) -> Result<(String, String)> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name.push(DnType::CommonName, user);
         params.distinguished_name.push(DnType::OrganizationName, group);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let (cert, key) = self.sign(&params)?;
+        self.sign(&params)
+    }
+
+    /// A kubeconfig for `user` of `group`, with its client certificate inside.
+    pub fn kubeconfig(&self, apiserver_port: u16, user: &str, group: &str) -> Result<PathBuf> {
+        let (cert, key) = self.sign_client(user, group)?;
         let credentials = json!({
             "client-certificate-data": STANDARD.encode(cert),
             "client-key-data": STANDARD.encode(key),

@@ -48,6 +48,8 @@ pub const SECOND_WEBHOOK: &str = "gpu-migrate-webhook-2";
 const SECOND_EXTENDER: &str = "gpu-migrate-extender-2";
 /// The stand-in for NVIDIA's DRA driver.
 const DRA_DRIVER: &str = "nvidia-dra-driver";
+const COLLECTOR: &str = "otel-collector";
+const PROMETHEUS: &str = "prometheus";
 /// Two operators, of which one leads.
 pub const OPERATORS: [&str; 2] = ["gpu-migrate-operator-a", "gpu-migrate-operator-b"];
 
@@ -103,6 +105,8 @@ impl Cluster {
             "gpu-migrate-webhook",
             SECOND_WEBHOOK,
             DRA_DRIVER,
+            COLLECTOR,
+            PROMETHEUS,
             "nvidia-device-plugin",
             "gpu-migrate-bridge",
             "gpu-migrate-extender",
@@ -191,6 +195,78 @@ impl Cluster {
         self.restart_agent_with(&[], &[]).await?;
         self.device_nodes = None;
         Ok(())
+    }
+
+    /// Starts OpenTelemetry's collector, which sends on what it receives, as JSON, to this port; where it receives by gRPC.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not listen.
+    pub async fn start_collector(&mut self, to: u16) -> Result<String> {
+        let port = self.setup.ports.collector;
+        let config = json!({
+            "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": format!("127.0.0.1:{port}")}}}},
+            "exporters": {"otlp_http": {"endpoint": format!("http://127.0.0.1:{to}"), "encoding": "json", "compression": "none"}},
+            "service": {
+                "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["otlp_http"]}},
+                "telemetry": {"metrics": {"level": "none"}},
+            },
+        });
+        let file = self.setup.layout.write("collector.yaml", config.to_string())?;
+        let collector = ProcessSpec::new(COLLECTOR, &self.setup.binaries.collector);
+        self.add(collector.flag("config", format!("file:{}", file.display())))?;
+        self.until("the collector to listen", TIMEOUT, || async {
+            let connected = tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
+            Ok(Seen::Done(connected.map(drop)?))
+        })
+        .await?;
+        Ok(format!("http://127.0.0.1:{port}"))
+    }
+
+    /// # Errors
+    /// It does not end.
+    pub fn stop_collector(&mut self) -> Result<()> {
+        self.remove(COLLECTOR)
+    }
+
+    /// Starts a Prometheus that reads all our components and the apiserver every three seconds and evaluates the chart's alerts; its address.
+    ///
+    /// # Errors
+    /// It cannot be started, or is not ready.
+    pub async fn start_prometheus(&mut self) -> Result<String> {
+        let (setup, ports) = (&self.setup, self.setup.ports);
+        let certificate = setup.pki.client("prometheus", "system:masters")?;
+        let ours = [ports.webhook[1], ports.extender[1], ports.bridge_metrics, ports.operators[0]];
+        let target = |port: u16| format!("127.0.0.1:{port}");
+        let rules = crate::package_folder().join("../../deploy/chart/gpu-migrate/files/alerts.yaml");
+        let config = json!({
+            "global": {"scrape_interval": "3s", "evaluation_interval": "3s"},
+            "rule_files": [rules.canonicalize()?],
+            "scrape_configs": [
+                {"job_name": "gpu-migrate", "honor_labels": true, "static_configs": [{"targets": ours.map(target)}]},
+                {"job_name": "apiserver", "scheme": "https",
+                    "tls_config": {"ca_file": setup.pki.ca(), "cert_file": certificate.cert, "key_file": certificate.key},
+                    "static_configs": [{"targets": [target(ports.apiserver)]}]},
+            ],
+        });
+        let file = setup.layout.write("prometheus.yaml", config.to_string())?;
+        let address = target(ports.prometheus);
+        self.add(
+            ProcessSpec::new(PROMETHEUS, &setup.binaries.prometheus)
+                .flag("config.file", file)
+                .flag("storage.tsdb.path", setup.layout.file("prometheus"))
+                .flag("web.listen-address", &address),
+        )?;
+        self.until("Prometheus to be ready", TIMEOUT, || async {
+            Ok(Seen::Done(http::get(ports.prometheus, "/-/ready").await.map(drop)?))
+        })
+        .await?;
+        Ok(format!("http://{address}"))
+    }
+
+    /// # Errors
+    /// It does not end.
+    pub fn stop_prometheus(&mut self) -> Result<()> {
+        self.remove(PROMETHEUS)
     }
 
     /// Starts the stand-in for NVIDIA's DRA driver: [`CARDS`] devices `gpu-<minor>` on [`NODE`].

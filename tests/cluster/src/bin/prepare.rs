@@ -1,4 +1,4 @@
-//! `prepare [kubectl] [helm] [promtool]`: builds what the tests run from Go modules, unless it is installed or in the cache, and prints
+//! `prepare [kubectl] [helm] [promtool] [prometheus]`: builds what the tests run from Go modules, unless it is installed or in the cache, and prints
 //! the folders of these programs, one a line, for the `PATH`. Without a name it builds all that the scenarios need.
 
 use anyhow::{Context, Result, bail};
@@ -14,8 +14,12 @@ fn main() -> Result<()> {
         let program = match name.as_str() {
             "helm" => binaries::helm()?,
             "kubectl" => binaries::kubectl()?,
-            "promtool" => binaries::promtool()?,
-            other => bail!("there is no program {other:?} to prepare; known are kubectl, helm and promtool"),
+            "promtool" | "prometheus" => binaries::prometheus(name)?,
+            other => {
+                bail!(
+                    "there is no program {other:?} to prepare; known are kubectl, helm, promtool and prometheus"
+                )
+            }
         };
         println!("{}", program.parent().context("a file has a folder")?.display());
     }

@@ -4,7 +4,7 @@
 //! `etcd-server`). Without the variable each reports that it is skipped, and why; the churn needs `GPU_MIGRATE_CHURN=1`
 //! as well.
 //!
-//! Two cores are little for a cluster, and 56 scenarios are many: where `GPU_MIGRATE_SECOND_TRIES` names a file, as in CI, a scenario
+//! Two cores are little for a cluster, and 58 scenarios are many: where `GPU_MIGRATE_SECOND_TRIES` names a file, as in CI, a scenario
 //! that failed is run once more on a new cluster, and one that then passes is appended to that file with the reason of its failure.
 //! A violated invariant is never tried again, and no more than two scenarios of a run are.
 
@@ -18,6 +18,7 @@ mod isolations;
 mod kubernetes;
 mod leaders;
 mod migration;
+mod monitoring;
 mod nodes;
 mod path;
 mod percent;
@@ -30,6 +31,7 @@ mod rejected;
 mod resources;
 mod scheduling;
 mod tokens;
+mod tracing;
 mod two_nodes;
 mod usage;
 mod waves;
@@ -95,6 +97,8 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bridged, health::a_card_that_hangs_or_is_split_costs_no_other_card),
         scenario!(Bridged, isolations::a_container_sees_what_its_isolation_promises),
         scenario!(Bridged, usage::what_a_process_uses_is_its_containers),
+        scenario!(Bridged, tracing::a_collector_gets_one_trace_of_each_pod),
+        scenario!(Bridged, monitoring::each_query_returns_series_and_no_alert_fires_without_a_cause),
         scenario!(Bridged, rejected::a_pod_that_fits_on_no_card_is_rejected_and_deleted),
         scenario!(Bridged, admission::a_server_side_dry_run_shows_the_conversion),
         scenario!(Bridged, admission::pods_of_every_workload_kind_are_converted),
