@@ -457,3 +457,111 @@ async fn a_recorder_without_a_terminal_goes_on_until_it_is_stopped() {
         "{out}"
     );
 }
+
+/// The samples of a recording in the text form that Prometheus imports.
+fn as_metrics(recording: &str) -> String {
+    let lines: Vec<Value> = recording.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let prefix = "gpu_migrate_node_agent_";
+    let of_card = ["node", "UUID", "modelName"];
+    let of_container = ["node", "UUID", "namespace", "pod", "container", "kind"];
+    let families: [(&str, &[&str], &str, f64); 5] = [
+        ("card_memory_bytes", &of_card, "cardMemoryBytes", 1.0),
+        ("container_memory_used_bytes", &of_container, "memoryUsedBytes", 1.0),
+        ("container_memory_requested_bytes", &of_container, "memoryRequestedBytes", 1.0),
+        ("container_utilization_ratio", &of_container, "utilizationPercent", 0.01),
+        ("container_requested_ratio", &of_container, "coresRequested", 0.01),
+    ];
+    let mut text = String::new();
+    for (name, labels, field, unit) in families {
+        text += &format!("# TYPE {prefix}{name} gauge\n");
+        for line in &lines {
+            let of_line = |label: &str| match label {
+                "UUID" => line["card"].clone(),
+                "modelName" => line["model"].clone(),
+                other => line[other].clone(),
+            };
+            let labels: Vec<String> =
+                labels.iter().map(|label| format!("{label}={}", of_line(label))).collect();
+            let time: Timestamp = line["time"].as_str().unwrap().parse().unwrap();
+            let value = line[field].as_f64().unwrap() * unit;
+            text += &format!("{prefix}{name}{{{}}} {value} {}\n", labels.join(","), time.as_second());
+        }
+    }
+    text + "# EOF\n"
+}
+
+/// Killed when dropped.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A Prometheus that has these samples, ready at this port; nothing where a program is missing.
+fn prometheus_with(files: &Files, metrics: &str) -> Option<(Server, u16)> {
+    let (metrics, data) = (files.write("metrics.txt", metrics), files.path("data"));
+    let import = std::process::Command::new("promtool")
+        .args(["tsdb", "create-blocks-from", "openmetrics", &metrics])
+        .arg(&data)
+        .output()
+        .ok()?;
+    assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let config = files.write("prometheus.yaml", "{}");
+    let child = std::process::Command::new("prometheus")
+        .arg(format!("--config.file={config}"))
+        .arg(format!("--storage.tsdb.path={}", data.display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .ok()?;
+    let server = Server(child);
+    let ready = || -> std::io::Result<bool> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+        stream.write_all(b"GET /-/ready HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.contains(" 200 "))
+    };
+    for _ in 0..600 {
+        if ready().unwrap_or(false) {
+            return Some((server, port));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("Prometheus is not ready");
+}
+
+#[test]
+fn a_real_prometheus_gives_the_proposal_of_the_recording() {
+    let files = Files::new();
+    // A day and two hours back from now, every five minutes.
+    let now = Timestamp::from_second(Timestamp::now().as_second() / 300 * 300).unwrap();
+    let begin = now - 26.hours();
+    let sample = |pod: u64, minute: u64| {
+        let memory = if minute == 600 { 3 * GIB } else { GIB + pod * (GIB / 4) };
+        let mut line: Value =
+            serde_json::from_str(&line(0, "danlu", pod, (minute / 5 + pod) % 37, memory)).unwrap();
+        line["time"] = json!(begin + (minute as i64).minutes());
+        line.to_string() + "\n"
+    };
+    let all: String =
+        (0..4).flat_map(|pod| (0..=1560).step_by(5).map(move |minute| sample(pod, minute))).collect();
+    let Some((_server, port)) = prometheus_with(&files, &as_metrics(&all)) else {
+        gpu_migrate_tests::skipped(
+            "no promtool or no prometheus on the PATH (`prepare promtool prometheus` builds them)",
+        );
+        return;
+    };
+    let (recording, url) = (files.write("use.jsonl", &all), format!("http://127.0.0.1:{port}"));
+    let from = files.write("policies.json", &policies().to_string());
+    let recorded = run(&["suggest", "--recording", &recording, "--from", &from, "-o", "yaml"]);
+    let asked = run(&["suggest", "--prometheus", &url, "--window", "2d", "--from", &from, "-o", "yaml"]);
+    assert_eq!(recorded.0, 0, "{}", recorded.2);
+    assert!(recorded.1.contains("coresPerCard: 45"), "the p95 of 34.4 and a fifth: {}", recorded.1);
+    assert_eq!(asked.1, recorded.1, "{}", asked.2);
+}
