@@ -101,15 +101,15 @@ async fn the_page_follows_the_demo_to_its_end() {
 
     by_keyboard(&browser).await;
     filtered(&browser).await;
-    browser.client.execute("document.querySelector('.card.shared').click();", Vec::new()).await.unwrap();
+    browser.client.execute("document.querySelector('#nodes .card.shared').click();", Vec::new()).await.unwrap();
     for scheme in ["light", "dark"] {
-        for (name, (width, height)) in [("", DESKTOP), ("-phone", PHONE)] {
+        for (width, height) in [PHONE, DESKTOP] {
             browser.look(width, height, scheme).await;
             let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
-            assert_eq!(browser.value(overflow).await, 0, "{scheme}{name}");
-            assert_eq!(browser.axe(&axe).await, Vec::<String>::new(), "{scheme}{name}");
-            screenshot(&browser, &format!("status-page-{scheme}{name}.png")).await;
+            assert_eq!(browser.value(overflow).await, 0, "{scheme}, {width} wide");
+            assert_eq!(browser.axe(&axe).await, Vec::<String>::new(), "{scheme}, {width} wide");
         }
+        screenshot(&browser, &format!("status-page-{scheme}.png")).await;
     }
     assert_eq!(browser.console().await, Vec::<Value>::new());
 
