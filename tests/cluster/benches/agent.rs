@@ -4,7 +4,8 @@
 //! kubelet is a socket of this program, in a mount namespace of its own since NVIDIA's plugin knows only `/var/lib/kubelet`. Both
 //! programs find eight cards in the same stand-in for NVML. All times are seen from the kubelet's side of the socket, medians over
 //! runs of each in turn. Targets: registered within 50 ms with an inventory file and twice NVIDIA's plugin over NVML, an Allocate
-//! within 300 µs, less than 150 µs more for one that is passed through, 14 MiB with an inventory file.
+//! within 300 µs, less than 150 µs more for one that is passed through, 14 MiB with an inventory file. At the end, and alone with `-- use`:
+//! what it costs to sample and serve, once a second, what 64 containers use.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +16,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use gpu_migrate_cluster_tests::{
     binaries::{self, Binaries},
+    http,
     layout::KUBELET_ROOT,
 };
 use gpu_migrate_kubelet_api::{
     deviceplugin::{
-        AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
-        PreferredAllocationRequest, RegisterRequest,
+        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+        ContainerPreferredAllocationRequest, Empty, HEALTHY, PreferredAllocationRequest, RegisterRequest,
         device_plugin_client::DevicePluginClient,
         registration_server::{Registration, RegistrationServer},
     },
@@ -32,8 +35,10 @@ use gpu_migrate_model::{
     card::Card,
     device_id::{Layout, SharedResource},
     names::Dialect,
+    usage::{self, NodeUse},
 };
 use nix::mount::{MsFlags, mount};
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::{net::UnixListener, runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -49,6 +54,9 @@ const RUNS: usize = 15;
 const RUNNING: u32 = 30;
 const WAITING: u32 = 20;
 const PODS_OF_A_CARD: u32 = 12;
+/// Containers with a process each, of which it is sampled what they use, for so long, once a second.
+const SAMPLED: u32 = 64;
+const SAMPLING: Duration = Duration::from_secs(30);
 const CARDS: u32 = 8;
 const CARD_MIB: u64 = 40_960;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -67,6 +75,7 @@ fn main() -> Result<()> {
         let status = Command::new("unshare")
             .args(["--mount", "--propagation", "private"])
             .arg(me)
+            .args(env::args_os().skip(1))
             .env(INSIDE, "1")
             .status()
             .context("unshare (Debian package util-linux)")?;
@@ -83,6 +92,9 @@ fn main() -> Result<()> {
 
 async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
     let bench = Bench { programs, bridge };
+    if env::args().any(|argument| argument == "use") {
+        return bench.use_of_containers().await;
+    }
     let (mut nvidia, mut nvml, mut file, mut behind) =
         (Figures::default(), Figures::default(), Figures::default(), Figures::default());
     for _ in 0..RUNS {
@@ -107,7 +119,14 @@ async fn compare(programs: &Binaries, bridge: &Path) -> Result<()> {
         median(&nvml.start) / median(&nvidia.start)
     );
     println!("passed through: {:.0} µs more (target: 150)", (through - direct) * 1e6);
-    Ok(())
+
+    bench.use_of_containers().await
+}
+
+/// Of the agent and of the process that calls NVML.
+struct Cost {
+    percent: f64,
+    mib: f64,
 }
 
 /// Seconds, and MiB.
@@ -204,11 +223,17 @@ impl Bench<'_> {
         for call in 0..WAITING {
             let (card, place) = (RUNNING.div_ceil(PODS_OF_A_CARD) + call % 2, call / 2);
             let of_cores = ids(SharedResource::Cores, card, place, 5);
-            figures.cores.push(allocate(&mut cores, &healthy(&offered_cores), of_cores.clone()).await?);
+            let for_cores = allocate(&mut cores, &healthy(&offered_cores), of_cores.clone()).await?;
+            figures.cores.push(for_cores.seconds);
             let of_memory = ids(SharedResource::Memory, card, place, 4);
-            figures.memory.push(allocate(&mut memory, &healthy(&offered_memory), of_memory.clone()).await?);
+            let for_memory = allocate(&mut memory, &healthy(&offered_memory), of_memory.clone()).await?;
+            figures.memory.push(for_memory.seconds);
             let pod = format!("waiting-{call}");
-            runbook.write(&[(&pod, &dialect.cores, of_cores), (&pod, &dialect.memory, of_memory)]).await?;
+            let rows = [
+                (&*pod, &*dialect.cores, of_cores, for_cores),
+                (&*pod, &*dialect.memory, of_memory, for_memory),
+            ];
+            runbook.write(&rows).await?;
         }
         figures.resident.push(agent.memory("VmRSS:")?);
         figures.anonymous.push(agent.memory("RssAnon:")?);
@@ -221,11 +246,121 @@ impl Bench<'_> {
             while let Some(id) = offered.pop() {
                 // It is still offered when it is asked for.
                 let of_all = [offered.as_slice(), std::slice::from_ref(&id)].concat();
-                behind.whole.push(allocate(&mut client, &of_all, vec![id.clone()]).await?);
-                runbook.write(&[(&format!("legacy-{id}"), LEGACY, vec![id])]).await?;
+                let answer = allocate(&mut client, &of_all, vec![id.clone()]).await?;
+                behind.whole.push(answer.seconds);
+                runbook.write(&[(&format!("legacy-{id}"), LEGACY, vec![id], answer)]).await?;
             }
         }
         Ok(())
+    }
+
+    async fn use_of_containers(&self) -> Result<()> {
+        let idle = self.sampling(false).await?;
+        let busy = self.sampling(true).await?;
+        println!(
+            "{SAMPLED} containers, sampled and served once a second: {:.2} % of a core, {:.2} MiB; while each uses a card {:.2} %, {:.2} MiB: \
+             {:.2} % and {:.2} MiB more (targets: 2 and 1)",
+            idle.percent,
+            idle.mib,
+            busy.percent,
+            busy.mib,
+            busy.percent - idle.percent,
+            busy.mib - idle.mib
+        );
+        Ok(())
+    }
+
+    /// The agent with so many containers, each in a cgroup as the kubelet makes it, with or without a process of theirs on a card. NVML's
+    /// events, one a second, begin a round of samples each.
+    async fn sampling(&self, used: bool) -> Result<Cost> {
+        let mut kubelet = Kubelet::start()?;
+        let mut runbook = Runbook(Vec::new());
+        let state = Path::new(KUBELET_ROOT).join("nvml");
+        fs::create_dir_all(&state)?;
+        let mut pods = Vec::new();
+        let mut processes = Vec::new();
+        for number in 0..SAMPLED {
+            let (card, place) = (number % CARDS, number / CARDS);
+            let uid = format!("00000000-0000-4000-8000-{number:012}");
+            runbook.add_running(&uid, card, place);
+            pods.push(pod(&uid, "Running", 8, 12));
+            processes.push((card, Contained::start(&uid)?));
+        }
+        for card in 0..CARDS {
+            let of_card = processes.iter().filter(|(of, _)| *of == card);
+            let lines: String = of_card.map(|(_, one)| format!("{} 512 10\n", one.process.0.id())).collect();
+            if used {
+                fs::write(state.join(format!("process-{card}")), lines)?;
+            }
+        }
+        runbook.replace()?;
+        let file = Path::new(KUBELET_ROOT).join("pods.json");
+        fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string())?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut command = Command::new(self.bridge);
+        command
+            .args(["--node-name=n1", "--inventory=nvml", "--kubelet-dir", KUBELET_ROOT, "--pods-file"])
+            .arg(file)
+            .arg(format!("--metrics-bind=127.0.0.1:{port}"))
+            .env("LD_LIBRARY_PATH", &self.programs.nvml)
+            .env("NVML_STAND_IN_STATE", &state);
+        let (agent, _) = spawn(&mut command)?;
+        kubelet.registered(&Dialect::default().cores).await?;
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        let round = async || -> Result<()> {
+            fs::write(state.join("xid-0"), "13")?;
+            http::get(port, "/metrics").await.map(drop)
+        };
+        for _ in 0..10 {
+            ticks.tick().await;
+            // At first the port may not be served yet.
+            let _ = round().await;
+        }
+        let report: NodeUse = serde_json::from_str(&http::get(port, usage::PATH).await?)?;
+        let known = report
+            .cards
+            .iter()
+            .flat_map(|card| &card.containers)
+            .filter(|one| one.processes == Some(u32::from(used)));
+        ensure!(known.count() == SAMPLED as usize, "not all are attributed: {report:#?}");
+        let before = agent.processor_seconds()?;
+        let began = Instant::now();
+        while began.elapsed() < SAMPLING {
+            ticks.tick().await;
+            round().await?;
+        }
+        let used = agent.processor_seconds()? - before;
+        Ok(Cost { percent: used / began.elapsed().as_secs_f64() * 100.0, mib: agent.resident_of_all()? })
+    }
+}
+
+/// A process in a cgroup of its own, as of a container.
+struct Contained {
+    process: Running,
+    cgroup: PathBuf,
+}
+
+impl Contained {
+    fn start(pod_uid: &str) -> Result<Self> {
+        // Where both versions are mounted, one of version 1.
+        let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+        let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists()).context("no cgroups")?;
+        let container = format!("{:0>64}", pod_uid.replace('-', ""));
+        let cgroup = root.join(format!("kubepods/burstable/pod{pod_uid}/{container}"));
+        fs::create_dir_all(&cgroup)?;
+        let (process, _) = spawn(Command::new("sleep").arg("infinity"))?;
+        fs::write(cgroup.join("cgroup.procs"), process.0.id().to_string())?;
+        Ok(Self { process, cgroup })
+    }
+}
+
+impl Drop for Contained {
+    fn drop(&mut self) {
+        let _ = self.process.0.kill();
+        let _ = self.process.0.wait();
+        for folder in self.cgroup.ancestors().take(2) {
+            let _ = fs::remove_dir(folder);
+        }
     }
 }
 
@@ -243,28 +378,27 @@ struct Runbook(Vec<Value>);
 impl Runbook {
     /// With the containers that run: each 8 cores and 12 blocks.
     fn begin() -> Result<Self> {
-        let dialect = Dialect::default();
         let mut runbook = Self(Vec::new());
         for pod in 0..RUNNING {
-            let (card, place) = (pod / PODS_OF_A_CARD, pod % PODS_OF_A_CARD);
-            runbook.add(
-                &format!("running-{pod}"),
-                &dialect.cores,
-                &ids(SharedResource::Cores, card, place, 8),
-            );
-            runbook.add(
-                &format!("running-{pod}"),
-                &dialect.memory,
-                &ids(SharedResource::Memory, card, place, 12),
-            );
+            runbook.add_running(&format!("running-{pod}"), pod / PODS_OF_A_CARD, pod % PODS_OF_A_CARD);
         }
         runbook.replace()?;
         Ok(runbook)
     }
 
-    fn add(&mut self, pod: &str, resource: &str, ids: &[String]) {
+    /// With the answer that the plugin gave.
+    fn add(&mut self, pod: &str, resource: &str, ids: &[String], answer: &ContainerAllocateResponse) {
         self.0.push(json!({"PodUID": pod, "ContainerName": "main", "ResourceName": resource,
-            "DeviceIDs": {"-1": ids}, "AllocResp": ""}));
+            "DeviceIDs": {"-1": ids}, "AllocResp": STANDARD.encode(answer.encode_to_vec())}));
+    }
+
+    /// A container that runs: its cores and blocks of a card.
+    fn add_running(&mut self, pod: &str, card: u32, place: u32) {
+        let dialect = Dialect::default();
+        let shown = [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(card))];
+        let answer = ContainerAllocateResponse { envs: shown.into(), ..Default::default() };
+        self.add(pod, &dialect.cores, &ids(SharedResource::Cores, card, place, 8), &answer);
+        self.add(pod, &dialect.memory, &ids(SharedResource::Memory, card, place, 12), &answer);
     }
 
     fn replace(&self) -> Result<()> {
@@ -275,9 +409,9 @@ impl Runbook {
     }
 
     /// Writes these down as well, and leaves the time that passes before the next pod.
-    async fn write(&mut self, rows: &[(&str, &str, Vec<String>)]) -> Result<()> {
-        for (pod, resource, ids) in rows {
-            self.add(pod, resource, ids);
+    async fn write(&mut self, rows: &[(&str, &str, Vec<String>, Answer)]) -> Result<()> {
+        for (pod, resource, ids, answer) in rows {
+            self.add(pod, resource, ids, &answer.content);
         }
         self.replace()?;
         pause().await;
@@ -285,24 +419,28 @@ impl Runbook {
     }
 }
 
-fn pod_list() -> Vec<Value> {
+fn pod(name: &str, phase: &str, cores: u32, blocks: u32) -> Value {
     let dialect = Dialect::default();
-    let pod = |name: String, phase: &str, cores: u32, blocks: u32| {
-        let limits =
-            BTreeMap::from([(&dialect.cores, cores.to_string()), (&dialect.memory, blocks.to_string())]);
-        json!({
-            "metadata": {"name": name, "namespace": "default", "uid": name},
-            "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}]},
-            "status": {"phase": phase},
-        })
-    };
-    let running = (0..RUNNING).map(|n| pod(format!("running-{n}"), "Running", 8, 12));
-    running.chain((0..WAITING).map(|n| pod(format!("waiting-{n}"), "Pending", 5, 4))).collect()
+    let limits = BTreeMap::from([(&dialect.cores, cores.to_string()), (&dialect.memory, blocks.to_string())]);
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}]},
+        "status": {"phase": phase},
+    })
+}
+
+fn pod_list() -> Vec<Value> {
+    let running = (0..RUNNING).map(|n| pod(&format!("running-{n}"), "Running", 8, 12));
+    running.chain((0..WAITING).map(|n| pod(&format!("waiting-{n}"), "Pending", 5, 4))).collect()
+}
+
+fn uuid(card: u32) -> String {
+    format!("GPU-00000000-0000-4000-8000-{card:012x}")
 }
 
 /// The cards of the stand-in for NVML.
 fn inventory() -> Result<PathBuf> {
-    let card = |n: u32| json!({"uuid": format!("GPU-00000000-0000-4000-8000-{n:012x}"), "minor": n, "memoryMiB": CARD_MIB});
+    let card = |n: u32| json!({"uuid": uuid(n), "minor": n, "memoryMiB": CARD_MIB});
     let cards: Vec<Value> = (0..CARDS).map(card).collect();
     let path = Path::new(KUBELET_ROOT).join("inventory.json");
     fs::write(&path, json!({"cards": cards}).to_string())?;
@@ -326,9 +464,46 @@ impl Drop for Running {
 impl Running {
     /// MiB.
     fn memory(&self, field: &str) -> Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;
-        Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+        memory_of(self.0.id(), field)
+    }
+}
+
+/// MiB.
+fn memory_of(id: u32, field: &str) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+}
+
+impl Running {
+    /// The process and the one that it has started for NVML.
+    fn all(&self) -> Result<Vec<u32>> {
+        let own = self.0.id();
+        let mut all = vec![own];
+        for thread in fs::read_dir(format!("/proc/{own}/task"))?.flatten() {
+            // A thread may have ended.
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            all.extend(children.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+        }
+        Ok(all)
+    }
+
+    fn processor_seconds(&self) -> Result<f64> {
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("ticks a second")?;
+        let mut sum = 0;
+        for id in self.all()? {
+            let stat = fs::read_to_string(format!("/proc/{id}/stat"))?;
+            // After the name, which is in parentheses: user and system time are the 12th and 13th.
+            let (_, fields) = stat.rsplit_once(") ").context("the form of stat")?;
+            let times = fields.split(' ').skip(11).take(2).map(str::parse::<i64>);
+            sum += times.sum::<Result<i64, _>>()?;
+        }
+        Ok(sum as f64 / ticks as f64)
+    }
+
+    /// MiB.
+    fn resident_of_all(&self) -> Result<f64> {
+        self.all()?.into_iter().map(|id| memory_of(id, "VmRSS:")).sum()
     }
 }
 
@@ -338,12 +513,18 @@ fn spawn(command: &mut Command) -> Result<(Running, Instant)> {
     Ok((Running(child.with_context(|| format!("{}", command.get_program().display()))?), began))
 }
 
+/// What a plugin answered for a container, and how long that took.
+struct Answer {
+    seconds: f64,
+    content: ContainerAllocateResponse,
+}
+
 /// As a kubelet does: first it asks which devices to take, where there is a choice. Only the second question is measured.
 async fn allocate(
     client: &mut DevicePluginClient<Channel>,
     offered: &[String],
     devices_ids: Vec<String>,
-) -> Result<f64> {
+) -> Result<Answer> {
     let ask = ContainerPreferredAllocationRequest {
         available_device_ids: offered.to_vec(),
         must_include_device_ids: Vec::new(),
@@ -352,8 +533,10 @@ async fn allocate(
     client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![ask] }).await?;
     let container_requests = vec![ContainerAllocateRequest { devices_ids }];
     let began = Instant::now();
-    client.allocate(AllocateRequest { container_requests }).await?;
-    Ok(began.elapsed().as_secs_f64())
+    let answer = client.allocate(AllocateRequest { container_requests }).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    let content = answer.into_inner().container_responses.pop().context("an answer for the container")?;
+    Ok(Answer { seconds, content })
 }
 
 /// The time that passes before a kubelet's next pod.
@@ -383,7 +566,7 @@ async fn whole_cards(
     let offered = healthy(ids);
     for id in offered.iter().cycle().take(WAITING as usize) {
         pause().await;
-        times.push(allocate(client, &offered, vec![id.clone()]).await?);
+        times.push(allocate(client, &offered, vec![id.clone()]).await?.seconds);
     }
     Ok(())
 }
