@@ -101,7 +101,11 @@ async fn the_page_follows_the_demo_to_its_end() {
 
     by_keyboard(&browser).await;
     filtered(&browser).await;
-    browser.client.execute("document.querySelector('#nodes .card.shared').click();", Vec::new()).await.unwrap();
+    browser
+        .client
+        .execute("document.querySelector('#nodes .card.shared').click();", Vec::new())
+        .await
+        .unwrap();
     for scheme in ["light", "dark"] {
         for (width, height) in [PHONE, DESKTOP] {
             browser.look(width, height, scheme).await;
