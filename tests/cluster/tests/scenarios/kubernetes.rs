@@ -12,7 +12,13 @@ use gpu_migrate_cluster_tests::{
     workload::{deployment, only_card, pod_spec},
 };
 use gpu_migrate_model::names::NVIDIA_VISIBLE_DEVICES;
-use kube::{ResourceExt, core::Request};
+use k8s_openapi::api::events::v1::Event;
+use kube::{
+    Api, Resource, ResourceExt,
+    api::ListParams,
+    core::Request,
+    runtime::events::{self, EventType, Recorder},
+};
 use serde_json::{Value, json};
 
 /// The kubelet's checkpoint of allocated devices.
@@ -51,6 +57,30 @@ pub(crate) async fn the_observer_reports_a_pod_that_sets_its_own_cards(cluster: 
     let seen: Vec<&Violation> = report.violations.keys().collect();
     ensure!(seen == [&shared, &unentitled], "reported: {seen:?}");
     ensure!(report.check(0).is_err(), "the report passes all the same");
+    Ok(())
+}
+
+/// Events of `events.k8s.io` are selected by the component that reports them, and by their type: the status page follows ours so.
+pub(crate) async fn events_are_selected_by_who_reports_them(cluster: &mut Cluster) -> Result<()> {
+    let namespace = cluster.namespace("events", &[]).await?;
+    let pod = cluster.create_pod(&namespace, "pod", pod_spec(&[])).await?;
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), &namespace);
+    let mut found = Vec::new();
+    for (reporter, type_) in
+        [("first", EventType::Warning), ("first", EventType::Normal), ("second", EventType::Warning)]
+    {
+        let note = Some("tried".to_owned());
+        let event =
+            events::Event { type_, reason: "Tried".into(), note, action: "Trying".into(), secondary: None };
+        let recorder = Recorder::new(cluster.client.clone(), reporter.to_owned().into());
+        recorder.publish(&event, &pod.object_ref(&())).await?;
+    }
+    for selector in
+        ["reportingController=first", "reportingController=first,type=Warning", "reportingController=second"]
+    {
+        found.push(events.list(&ListParams::default().fields(selector)).await?.items.len());
+    }
+    ensure!(found == [2, 1, 1], "{found:?}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! `etcd-server`). Without the variable each reports that it is skipped, and why; the churn needs `GPU_MIGRATE_CHURN=1`
 //! as well.
 //!
-//! Two cores are little for a cluster, and 58 scenarios are many: where `GPU_MIGRATE_SECOND_TRIES` names a file, as in CI, a scenario
+//! Two cores are little for a cluster, and 59 scenarios are many: where `GPU_MIGRATE_SECOND_TRIES` names a file, as in CI, a scenario
 //! that failed is run once more on a new cluster, and one that then passes is appended to that file with the reason of its failure.
 //! A violated invariant is never tried again, and no more than two scenarios of a run are.
 
@@ -75,6 +75,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario!(Bare, migration::from_install_to_uninstall),
         scenario!(Legacy, kubernetes::a_legacy_pod_gets_a_card_of_nvidias_plugin),
         scenario!(Legacy, kubernetes::the_observer_reports_a_pod_that_sets_its_own_cards),
+        scenario!(Legacy, kubernetes::events_are_selected_by_who_reports_them),
         scenario!(Legacy, kubernetes::a_binding_carries_annotations_into_the_pod),
         scenario!(Legacy, kubernetes::the_checkpoint_keeps_entries_of_deleted_pods),
         scenario!(Legacy, resources::valid_objects_are_accepted_and_invalid_ones_rejected),
