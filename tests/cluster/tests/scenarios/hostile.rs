@@ -29,7 +29,7 @@ use kube::{Api, Client};
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use serde_json::json;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
     task::JoinSet,
 };
@@ -99,10 +99,14 @@ impl Counts {
         value.unwrap_or_default()
     }
 
+    fn closed(&self, reason: &str) -> usize {
+        self.get(&format!("connections_closed_total{{reason=\"{reason}\"}}"))
+    }
+
     /// Whether every part of the load has met its limit.
     fn complete(&self) -> bool {
         self.get("connections") > SLOW
-            && self.get("connections_closed_total{reason=\"peer\"}") > IDLE / 2
+            && self.closed("peer") + self.closed("full") > IDLE / 2
             && self.get("rejected_total{reason=\"deadline\"}") > SLOW
             && self.get("rejected_total{reason=\"overload\"}") > 0
     }
@@ -271,10 +275,14 @@ async fn connect(from: u8, port: u16, tls: &TlsConnector) -> Result<Connection> 
     Ok(tls.connect(ServerName::try_from("localhost")?, tcp(from, port).await?).await?)
 }
 
-/// Keeps a connection as long as the server does, and longer.
-async fn hold<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) {
-    let _held = persistent(attempt).await;
-    std::future::pending::<()>().await;
+/// Keeps a connection as long as the server does, and then makes another.
+async fn hold<T: AsyncRead + Unpin, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) {
+    loop {
+        let mut held = persistent(&attempt).await;
+        // Until the server closes it.
+        let _ = held.read(&mut [0]).await;
+        tokio::time::sleep(AGAIN * 10).await;
+    }
 }
 
 /// Tries until it connects: what a busy server refuses must come again, or there is no load.
